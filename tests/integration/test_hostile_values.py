@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import re
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from strategy.record import encode, to_json
+from tests.browser.seed import confirmation
 from tests.integration.process import Start
 from tests.integration.scene import CANDIDATES, TARGET, WORKLOAD, device, info, request
+from tests.limit import HANG_S
 
 pytestmark = pytest.mark.in_turn("url")
 
@@ -47,6 +53,9 @@ def bodies() -> dict[str, Any]:
         "/v1/leases": {"worker_id": 1, "device": "d"},
         "/v1/leases:report": {"reports": [{"lease_id": 1, "results": results}]},
         "/v1/leases/1/results": results,
+        "/v1/leases/1/renew": {"token": 1, "timing": True},
+        "/v1/leases/1/release": {"token": 1},
+        "/v1/networks": to_json(confirmation()),
         "/v1/pauses": {"reason": "r", "device": device().identity, "starts_at": 4e9, "ends_at": 5e9},
         "/v1/devices:rename": {"old": "a", "new": "b"},
         "/v1/devices:move": {"device": "a", "token": "b"},
@@ -75,3 +84,39 @@ def test_no_value_of_a_field_is_the_service_s_failure(start: Start, url: str, fu
     for path, body in cases if full else random.Random(0).sample(cases, 300):
         response = service.raw("POST", path, body)
         assert response.status_code < 500, (path, body[:500], response.text)
+
+
+def forms(path: bytes, body: bytes) -> Iterator[bytes]:
+    """A request in ways that no client of ours sends it."""
+    length, close = b"content-length: %d\r\n" % len(body), b"host: 127.0.0.1\r\nconnection: close\r\n"
+    chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    packed = gzip.compress(body)
+    for version, head, sent in (
+        (b"1.0", length, body), (b"1.0", b"", body), (b"2.0", close + length, body), (b"1.1", length, body),
+        (b"1.1", close + b"content-encoding: gzip\r\ncontent-length: %d\r\n" % len(packed), packed),
+        (b"1.1", close + b"content-length: %d\r\n" % (len(body) + 3), b"\xef\xbb\xbf" + body),
+        (b"1.1", close + b"content-length: %d\r\n" % (len(body) + 2), body + b"{}"),
+        (b"1.1", close + length + b"content-length: 1\r\n", body),
+        (b"1.1", close + length + b"transfer-encoding: chunked\r\n", chunk),
+        (b"1.1", close + b"transfer-encoding: gzip, chunked\r\n", chunk),
+        (b"1.1", close + b"transfer-encoding: chunked\r\n", b"f" * 18 + b"\r\n" + body),
+        (b"1.1", close + length + b"expect: nothing\r\n", body),
+        (b"1.1", close + length + b"content-type: multipart/form-data; boundary=\xff\r\n", body),
+        (b"1.1", close + length + b"authorization: Bearer \xff\r\n", body),
+        (b"1.1", close + length + b"x-forwarded-for: \xff, [::1, fe80::1%%eth0\r\n", body),
+        (b"1.1", close + length + b'if-none-match: \xff,,W/,"\r\n', body),
+        (b"1.1", close + length + b"host: [::\r\n", body),
+    ):
+        yield b"POST %s HTTP/%s\r\n%s\r\n%s" % (path, version, head, sent)
+
+
+def test_no_form_of_a_request_is_the_service_s_failure(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy, PLEVEL_AUTH="open", PLEVEL_TUNE="false")
+    place = urlsplit(service.url)
+    for path, body in ({**bodies(), "/v1/records:import?format=plevel": {}}).items():
+        for sent in forms(path.encode(), encode(body)):
+            with socket.create_connection((place.hostname, place.port), HANG_S) as client:
+                client.sendall(sent)
+                answer = client.recv(65536)
+            assert re.match(rb"HTTP/1\.1 [1234]\d\d ", answer), (sent, answer)
+    assert service.raw("GET", "/healthz").is_success
