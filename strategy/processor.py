@@ -38,6 +38,8 @@ _INSTRUCTIONS = {
     "amx-int8": _AMX,
     "dotprod": frozenset("neoverse-n1 neoverse-v1 neoverse-n2 neoverse-v2 cortex-a76 cortex-a78".split()),
 }
+# Those of the tables above, and the levels that hosts of other processors are given.
+LISTED = frozenset("generic x86-64 x86-64-v2".split()).union(_AVX2, *_INSTRUCTIONS.values())
 
 
 def has_instructions(arch: str, feature: str) -> bool:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from plevel.cli import location, option
-from plevel.cli.chosen import Chosen, Implementation, Knobs, described, lower_chosen, require_known
+from plevel.cli.chosen import Chosen, Implementation, Knobs, described, lower_chosen
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.file import whole
+from plevel.cli.file import make_folder, unwritten, whole
 from plevel.cli.lock import find_locked, read_lock
 from plevel.cli.model_file import read_model
+from plevel.cli.processor import require_known
 from plevel.cli.verification import verify_library
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ def build(
 
     Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
     """
-    from strategy.compile.c_text import is_free
-
     place = location.Location() if lock is not None else location.locate(url, database, namespace)
     locked = None if lock is None else read_lock(lock)
     for flag, given in (
@@ -96,10 +95,8 @@ def build(
     ):
         if locked is not None and given:
             raise UsageError(f"--lock names what is built: leave {flag} out")
-    if name is not None and not is_free(name):
-        raise UsageError(
-            f"--name {name!r:.80}: not a name in C: use a letter, then letters, digits and underscores; no keyword"
-        )
+    if name is not None:
+        option.check_function(name)
     plan = partial(
         _Plan, implementation=implementation, config=config, place=place, bundle_libs=bundle_libs, verify=verify
     )
@@ -117,8 +114,7 @@ def build(
             raise UsageError(f"{'--lock' if model is None else '--file'} builds several workloads: leave {flag} out")
     if model is None and (target or threads):
         raise UsageError("--lock names the target of each selection: leave --target and --threads out")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file: name a folder for several libraries")
+    option.check_folder(out)
     if model is not None:
         network = read_model(model)
         where = network.read_target(target, threads)
@@ -141,11 +137,11 @@ def _build_all(plans: list[_Plan], folder: Path, as_json: bool) -> None:
     from strategy.record import to_json
     from strategy.table import show_number
 
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "manifest.json").unlink(missing_ok=True)
     except OSError as error:
-        raise CommandError(f"--out {folder}: {error.strerror}") from error
+        raise CommandError(unwritten(f"--out {folder}", error)) from error
     built = []
     for plan in plans:
         built.append(plan.make())

@@ -81,8 +81,7 @@ def make(
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, None)
     if where.kind != "cuda":
         raise UsageError(f"--target {target!r:.80}: bundles are for CUDA devices")
-    if not workload.is_constant:
-        raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
+    option.require_constant(workload)
     place = location.locate(url, database, namespace)
     from plevel.cli.output import tell
     from plevel.extra import require_service, require_worker

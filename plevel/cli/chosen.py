@@ -43,17 +43,6 @@ class Chosen(NamedTuple):
             print(f"# {self.implementation}: {self.because}")
 
 
-def require_known(target: Target) -> None:
-    """Raise `UsageError` for a processor unknown to LLVM."""
-    from strategy.compile.processor import unknown_processor
-    from workers.fork import without_torch
-
-    with without_torch():
-        unknown = unknown_processor(target)
-    if unknown:
-        raise UsageError(f"--target: {unknown}")
-
-
 def described(chosen: Chosen) -> dict[str, Any]:
     return {
         "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from plevel.cli import location, option
-from plevel.cli.chosen import require_known, require_version
+from plevel.cli.chosen import require_version
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.lock import read_lock
+from plevel.cli.processor import is_own, require_known
 
 if TYPE_CHECKING:
     from plevel.deployment import Deployed
@@ -75,7 +76,7 @@ def compile_model(
     asked = _read_options(model, out, target, threads, lock, dim, name, verify, url, database, namespace)
     require_worker()
     require_room()
-    if not _is_own(asked.target):  # whose name LLVM knows: without TVM, which only the children load
+    if not is_own(asked.target):  # whose name LLVM knows: without TVM, which only the children load
         require_known(asked.target)
     imported, chosen = _compile(asked)
     found: dict[str, Any] = {"function": asked.function, "files": [str(f) for f in _files(chosen)]}
@@ -108,7 +109,6 @@ def _read_options(
     name: str | None, verify: bool | None, url: str | None, database: str | None, namespace: str | None,
 ) -> _Options:
     """Check the options, in the order of the command line; raise `UsageError` for the first at fault."""
-    from strategy.compile.c_text import is_free
     from strategy.select import SelectionError
 
     if out.suffix != ".so":
@@ -118,13 +118,10 @@ def _read_options(
     if where.kind != "llvm":
         raise UsageError(f"--target {where}: models are compiled for processors: use cpu, or llvm -mcpu=…")
     where = where.in_network()
-    if verify and not _is_own(where):
+    if verify and not is_own(where):
         raise UsageError(f"--verify: {where} is another processor than this one: leave it out, and verify there")
     function = default_name(out) if name is None else name
-    if not is_free(function):
-        raise UsageError(
-            f"--name {function!r:.80}: not a name in C: use a letter, then letters, digits and underscores; no keyword"
-        )
+    option.check_function(function)
     sizes = option.read_dims(dim)
     locked, lock_path = (None, None) if lock is None else (read_lock(lock), str(lock))
     if locked is not None and url is None and database is None:
@@ -158,7 +155,7 @@ def _compile(asked: _Options) -> tuple[Imported, Faster]:
             imported = import_model(asked.model, asked.sizes)
             choose = make_chooser(asked.target, records, asked.locked)
             given = imported.network, asked.target, choose, asked.out
-            if asked.verify is not False and _is_own(asked.target):
+            if asked.verify is not False and is_own(asked.target):
                 return imported, deploy_faster(*given, name=asked.function, about=asked.model.name)
             return imported, Faster(deploy(*given, name=asked.function, about=asked.model.name))
     except NetworkError as error:
@@ -238,18 +235,11 @@ def _say_layouts(chosen: Faster, found: dict[str, Any]) -> str:
     return f"\nimages stay in NCHW: in blocked layouts a call takes {timed}"
 
 
-def _is_own(target: Target) -> bool:
-    """Return whether this host runs code for a target."""
-    from strategy.target import cpu_target
-
-    return target.is_like(cpu_target().with_threads(target.threads).key)
-
-
 def _unready(target: Target, imported: Imported) -> str:
     """The reason why a library is not run unless that is asked for; empty where there is none."""
     from importlib.util import find_spec
 
-    if not _is_own(target):
+    if not is_own(target):
         return "it is for another processor"
     if imported.framework == "onnx" and find_spec("onnxruntime") is None:
         return "ONNX Runtime is not installed; --verify takes ONNX's own reference, which is slow"

@@ -20,6 +20,25 @@ def unwritten(named: object, error: OSError) -> str:
     return f"{named} cannot be written: {error.strerror}{remedy}"
 
 
+def explain(error: OSError) -> tuple[int, str]:
+    """The exit code and the message of an error of a file that no command has named."""
+    if error.filename is None:  # other files are named by what writes them
+        return 1, unwritten("the output", error) if error.errno in FULL else " ".join(str(error).split())
+    if error.errno == errno.ENAMETOOLONG:
+        return 2, f"{error.filename!r:.80}: too long for the name of a file: shorten it"
+    if error.filename2:  # of a file that is moved or copied, the place where it goes
+        return 1, unwritten(error.filename2, error)
+    return 1, f"{error.filename}: {error.strerror}: name another, or let this user use it"
+
+
+def make_folder(folder: Path) -> None:
+    """Create the folder of `--out`, unless it is there; raise `CommandError` if that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(unwritten(f"--out {folder}", error)) from error
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces `path` once it is complete; a device or a pipe itself.

@@ -83,6 +83,14 @@ def locate(
     return Location(database=locate_database(database), namespace=namespace)
 
 
+def locate_service(url: str | None) -> str:
+    """The URL of a service, of the option or the environment; raise `UsageError` if none is named."""
+    place = locate(url, None, makes=True)
+    if place.url is None:
+        raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
+    return place.url
+
+
 def _check_database(database: str | None) -> None:
     """Check that a named database file exists; this user's own file may be missing."""
     from service.address import path_of

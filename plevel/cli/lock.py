@@ -11,6 +11,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
+from plevel.cli.processor import check_name
 from plevel.reading import load_lock
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def lock(
 
     wanted = read_model(file, far=place.url is not None)
     where = wanted.read_target(target, threads)
+    check_name(where, far=place.url is not None)
     with place.connect() as records:
         found = [records.select(w.workload, where, device=device) for w in wanted.workloads]
     made = Lock.make(found, device)

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failure, 2 usage, 130 interrupted (Ctrl-C, SIGTERM or SIGH
 
 from __future__ import annotations
 
-import errno
 import functools
 import io
 import os
@@ -45,7 +44,7 @@ from plevel.cli import (
 )
 from plevel.cli.error import CommandError
 from plevel.cli.exit_code import interrupted
-from plevel.cli.file import FULL, unwritten
+from plevel.cli.file import explain
 from plevel.cli.plain_text import PlainStream
 
 SAME_S = 1.0  # time in which another signal is the same request
@@ -253,6 +252,8 @@ def _explain(error: Exception) -> tuple[int, str]:
     if isinstance(error, typer.TyperException):
         said = error.format_message().replace("\n", " ").rstrip(".")
         context = getattr(error, "ctx", None)
+        if context is not None and context.parent is None and said.startswith("No such option"):
+            said += ": options of a command follow its name"
         return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.extra import EmbeddedError
@@ -276,12 +277,7 @@ def _explain(error: Exception) -> tuple[int, str]:
         wrong_request = error.status in (400, 422)
         return (2 if wrong_request else 1), "; ".join([line, *more])
     if isinstance(error, OSError):
-        if error.errno == errno.ENAMETOOLONG and error.filename is not None:
-            return 2, f"{error.filename!r:.80}: too long for the name of a file: shorten it"
-        if error.filename2:  # of a file that is moved or copied, the place where it goes
-            return 1, unwritten(error.filename2, error)
-        # Other files are named by what writes them.
-        return 1, unwritten("the output", error) if error.filename is None and error.errno in FULL else _line(error)
+        return explain(error)
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, and of platformdirs
         return 1, f"user {os.getuid()} has no home folder: set HOME to one that it may write to"
     if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of pathlib, before Python 3.13

@@ -10,10 +10,12 @@ import typer
 
 from plevel.cli import option
 from plevel.cli.chosen import Knobs, read_config
-from plevel.cli.error import CommandError, UsageError
+from plevel.cli.error import CommandError
 
 if TYPE_CHECKING:
-    from strategy.record import Job, Result
+    from strategy.record import Job, JobEntry, Result
+    from strategy.target import Target
+    from strategy.workload import Workload
 
 
 def measure(
@@ -42,21 +44,19 @@ def measure(
     -I dense_pack.cpu -c rows=8
     """
     workload = option.read_workload(op, inputs, attr)
-    if not workload.is_constant:
-        raise UsageError(f"--input: {workload} has a symbolic dimension: give a number")
+    option.require_constant(workload)
     target = option.read_target("cpu", threads) if device == "cpu" else option.read_gpu(device, threads, "--device")
     values = read_config(workload, target, implementation, config)
 
     import msgspec
 
-    from plevel.cli.output import make_console, print_json
+    from plevel.cli.output import print_json
     from plevel.extra import require_room, require_worker
 
     require_worker()
     require_room()
     from strategy.op_strategy import candidates
-    from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase, estimate
-    from strategy.table import show_number, show_seconds
+    from strategy.record import CONFIRM_POLICY, Job, JobEntry, Phase
 
     candidate = next(c for c in candidates(workload, target) if c.implementation == implementation)
     entry = JobEntry(
@@ -73,14 +73,21 @@ def measure(
         print_json(result)
     if result.error is not None:
         raise CommandError(f"{implementation}: {result.error}: {result.message}")
-    if as_json:
-        return
+    if not as_json:
+        _print(workload, target, entry, result)
+
+
+def _print(workload: Workload, target: Target, entry: JobEntry, result: Result) -> None:
+    from plevel.cli.output import make_console
+    from strategy.record import estimate
+    from strategy.table import show_number, show_seconds
+
     found = estimate(result.samples_s)
     speed = f"median  {show_seconds(found.median_s)}  {found.show_spread()}"
     if found.spread is not None:
         ends = f"{show_seconds(found.low_s)} to {show_seconds(found.high_s)}"
         speed += f"  (95 %: {ends}, {show_number(found.samples, 'sample')})"
-    lines = [f"{implementation}  {values}", speed]
+    lines = [f"{entry.implementation}  {entry.config}", speed]
     if workload.flops is not None:
         lines.append(f"speed   {workload.flops / found.median_s / 1e9:.1f} GFLOP/s on {target}")
     if result.prepare_s is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from plevel.cli.error import CommandError
-from plevel.cli.file import whole
+from plevel.cli.file import make_folder, whole
 from plevel.cli.output import tell
 from service.formats.gpu import arch_of_model
 from service.formats.vllm import NAME, file_name
@@ -113,7 +113,7 @@ def write(
             f"no fused_moe configuration is known for {device} or a device of its architecture, nothing was "
             "written: import vLLM's files with 'plevel import', and name a device as PyTorch does"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     origins = {name: origins_of(rows) for name, rows in files.items()}
     for name, rows in files.items():
         with whole(folder / name) as file:

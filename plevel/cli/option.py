@@ -269,6 +269,24 @@ def parse_workload(text: str, *, far: bool = False) -> Workload:
     return _checked(lambda: workload_text.parse_workload(text), far=far)
 
 
+def require_constant(workload: Workload, named: object = "--input") -> None:
+    """Raise `UsageError` if a workload, from `named`, has symbolic dimensions."""
+    if not workload.is_constant:
+        raise UsageError(
+            f"{named}: {workload} has a symbolic dimension: give numbers, only constant shapes can be timed"
+        )
+
+
+def check_function(name: str) -> None:
+    """Raise `UsageError` if the value of `--name` is no name of a C function."""
+    from strategy.compile.c_text import is_free
+
+    if not is_free(name):
+        raise UsageError(
+            f"--name {name!r:.80}: not a name in C: use a letter, then letters, digits and underscores; no keyword"
+        )
+
+
 def _checked(read: Callable[[], Workload], *, far: bool) -> Workload:
     """The workload in normal form, checked against its operator unless that is left to the service."""
     from strategy.attrs import AttrsError
@@ -384,6 +402,8 @@ def read_dims(given: Sequence[str] | None) -> dict[str, int | tuple[tuple[int, s
             raise UsageError(
                 f"--dim {text!r:.80}: write it as batch=1, as height=32*h for any multiple of 32, or as all=past+new"
             )
+        if name in found:
+            raise UsageError(f"--dim {name:.80}: is given twice: leave one out")
         found[name] = known[0][0] if is_number else known
     return found
 
@@ -402,15 +422,28 @@ def out(text: str, *, metavar: str = "FILE") -> Any:
 
 
 def check_out(out: Path | None) -> Path | None:
-    """Raise `UsageError` if the file cannot be written, before any work is done."""
-    if out is None:
-        return out
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"--out {out}: cannot be written there: name a file in an existing folder")
-    # A device or a pipe is written itself, a file is replaced.
-    if not os.access(out if out.exists() and not out.is_file() else out.resolve().parent, os.W_OK):
-        raise UsageError(f"--out {out}: cannot be written there: name a file in a folder that this user may write to")
+    """As `check_written`, of the value of `--out`."""
+    if out is not None:
+        check_written("--out", out)
     return out
+
+
+def check_written(flag: str, path: Path) -> None:
+    """Raise `UsageError` if the file cannot be written, before any work is done."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{flag} {path}: cannot be written there: name a file in an existing folder")
+    # A device or a pipe is written itself, a file is replaced.
+    if not os.access(path if path.exists() and not path.is_file() else path.resolve().parent, os.W_OK):
+        raise UsageError(f"{flag} {path}: cannot be written there: name a file in a folder that this user may write to")
+
+
+def check_folder(out: Path) -> None:
+    """As `check_written`, of a folder for several files, which is created with those above it."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is a file: name a folder for several files")
+    above = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise UsageError(f"--out {out}: cannot be written there: name a folder that this user may write to")
 
 
 def check_apart(flag: str, out: Path, read: Iterable[Path]) -> None:

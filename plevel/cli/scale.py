@@ -86,10 +86,8 @@ def scale(
     if least > most:
         raise UsageError(f"--min {least}: more than --max {most}")
     ((kind, path),) = profiles.items()
-    place = location.locate(url, None, makes=True)
-    if place.url is None:
-        raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
-    if place.shown != place.url:
+    service = location.locate_service(url)
+    if location.Location(service).shown != service:
         raise UsageError("--url: it has a password, which command lines of pilots would show: use PLEVEL_TOKEN_FILE")
     every_s = option.read_age("--every", every)
     if every_s == 0:
@@ -109,9 +107,9 @@ def scale(
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state").absolute() / "plevel/pilots"
     if kind != "kubernetes" and re.search(r"[^\w./@+=:,-]", str(state)):
         raise UsageError(f"{state}: Parsl's commands do not quote it: name a folder without spaces in XDG_STATE_HOME")
-    digest = hashlib.sha256(f"{place.url} {target}".encode()).hexdigest()[:8]
+    digest = hashlib.sha256(f"{service} {target}".encode()).hexdigest()[:8]
     name = f"plevel-{re.sub('[^A-Za-z0-9_-]', '-', path.stem)[:40]}-{digest}"
-    command = _command(profile, place.url, _GRACE[kind])
+    command = _command(profile, service, _GRACE[kind])
     bounds = Bounds(least, most, profile.jobs_per_pilot)
 
     def tell(text: str, value: dict[str, Any]) -> None:
@@ -121,8 +119,7 @@ def scale(
         tell(f"{target}: {line}", {"target": target, "message": line})
 
     def connect() -> Client:
-        assert place.url is not None
-        return Client(place.url, token=read_token())  # which may be replaced
+        return Client(service, token=read_token())  # which may be replaced
 
     def look() -> Backlog:
         with connect() as client:

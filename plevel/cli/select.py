@@ -10,6 +10,7 @@ import typer
 from plevel.cli import location, option
 from plevel.cli.error import UsageError
 from plevel.cli.lock import read_lock
+from plevel.cli.processor import check_name
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -51,6 +52,7 @@ def select(
     far = place is None or place.url is not None or foreign or policy == "tvm"
     workload = option.read_workload(op, inputs, attr, far=far)
     where = option.read_target(target, threads)
+    check_name(where, far=far)
 
     from plevel.cli.output import make_console, print_json, print_rivals, selection_lines
     from strategy.select import Reason

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from plevel.cli import location, option
-from plevel.cli.chosen import Implementation, Knobs, described, lower_chosen, require_known
+from plevel.cli.chosen import Implementation, Knobs, described, lower_chosen
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.processor import require_known
 
 if TYPE_CHECKING:
     from strategy.compile.lower import Lowered

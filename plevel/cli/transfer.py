@@ -19,7 +19,7 @@ import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
-from plevel.cli.file import whole
+from plevel.cli.file import make_folder, whole
 from plevel.cli.plain_text import plain
 
 if TYPE_CHECKING:
@@ -72,14 +72,12 @@ def import_files(
             raise UsageError(f"{path} is a folder: name the files in it")
         if not path.exists():
             raise UsageError(f"{path}: no such file: name an existing log")
-    if rejects is not None and (rejects.is_dir() or not rejects.parent.is_dir()):
-        raise UsageError(f"--rejects {rejects}: cannot be written there: name a file in an existing folder")
     if rejects is not None:
+        option.check_written("--rejects", rejects)
         option.check_apart("--rejects", rejects, files)
     location.make_database(place)
 
-    from plevel.cli.output import make_console, print_json
-    from plevel.cli.progress import follow_reading
+    from plevel.cli.output import print_json
     from plevel.client import ServiceError
     from service.formats import grouped
     from strategy.table import show_number
@@ -92,20 +90,10 @@ def import_files(
         groups = list(grouped(files))
         unread = 0
         for group in groups:
-            name, size = str(group[-1]), sum(path.stat().st_size for path in group)
             rejected: list[Mapping[str, Any]] = []  # the first of them
+            note = partial(_note, aside, group, rejected)
             try:
-                with follow_reading(make_console(stderr=True), name, size) as advance:
-                    summary = records.import_records(
-                        _pieces(group, advance), name=name, target=on, device_model=device_model,
-                        put_aside=partial(_note, aside, group, rejected),
-                    )
-            except KeyboardInterrupt:
-                print(
-                    f"plevel: interrupted in {name}: what was stored stays; the same command adds the rest",
-                    file=sys.stderr,
-                )
-                raise
+                summary = _import_group(records, group, target=on, device_model=device_model, put_aside=note)
             except ServiceError as error:
                 if len(groups) == 1 or error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
                     raise
@@ -116,13 +104,29 @@ def import_files(
             if not as_json:
                 _tell(" + ".join(str(p) for p in group), summary)
             if rejected and aside is None:
-                _say_why(name, rejected[0])
+                _say_why(str(group[-1]), rejected[0])
     if as_json:
         print_json(totals)
     elif len(files) > 1:
         _tell("total", totals)
     if unread:
         raise CommandError(f"{unread} of {show_number(len(groups), 'log')} could not be read: see the lines above")
+
+
+def _import_group(records: Client | Direct, group: list[Path], **options: Any) -> Mapping[str, Any]:
+    """Import the files of one log, with progress on a terminal, and return their summary."""
+    from plevel.cli.output import make_console
+    from plevel.cli.progress import follow_reading
+
+    name, size = str(group[-1]), sum(path.stat().st_size for path in group)
+    try:
+        with follow_reading(make_console(stderr=True), name, size) as advance:
+            return records.import_records(_pieces(group, advance), name=name, **options)
+    except KeyboardInterrupt:
+        print(
+            f"plevel: interrupted in {name}: what was stored stays; the same command adds the rest", file=sys.stderr
+        )
+        raise
 
 
 @contextlib.contextmanager
@@ -233,6 +237,7 @@ def export(
         for name, value in given.items():
             if value is not None:
                 raise UsageError(f"{name}: --format vllm-moe writes all that is known: leave it out")
+        option.check_folder(out)
         from plevel.cli import moe
 
         place = location.locate(url, database, namespace)
@@ -240,6 +245,8 @@ def export(
             moe.write(out, records.iter_foreign("vllm", kernel="fused_moe"), device, as_json=as_json)
         return
     if form == "metaschedule":
+        assert out is not None
+        option.check_folder(out)
         source = source or "metaschedule"
     elif out is not None:
         option.check_out(out)
@@ -252,8 +259,7 @@ def export(
     }
     with place.connect() as records:
         parts = _begin(records, form, wanted)
-        if form == "metaschedule":
-            assert out is not None
+        if form == "metaschedule" and out is not None:
             _write_pair(out, parts)
         elif out is None:
             for part in parts:
@@ -290,9 +296,7 @@ def _begin(records: Client | Direct, form: str, wanted: Mapping[str, Any]) -> It
 
 def _write_pair(folder: Path, parts: Iterator[bytes]) -> None:
     """Write `database_workload.json`, whose lines begin with a string, and `database_tuning_record.json`."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is a file: name a folder for the two files of a database")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     rest = b""
     with (
         whole(folder / "database_workload.json") as workloads,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
+from plevel.cli.processor import check_name
 from plevel.cli.tune_report import again_command, lock_command, report, report_model, target_text
 from plevel.cli.tune_run import connection, follow_run, missing_worker
 
@@ -95,11 +96,15 @@ def tune(
         request, device = _request_of(ctx, run, place), target or ""
     else:
         workloads, where, device = _read_asked(op, inputs, attr, model, target, threads, far=place.url is not None)
-        request = _make_request(
-            cache_flush, workloads=workloads, target=where, trials=trials, timeout_s=timeout, until_gain=least_gain,
-            seed=seed, tuner=tuner, force=force, webhook=webhook,
+        from strategy.record import RunRequest
+
+        request = RunRequest(
+            workloads=workloads, target=where, trials=trials, timeout_s=timeout, until_gain=least_gain, seed=seed,
+            tuner="random" if tuner == "random" else "model", force=force, webhook=webhook,
             implementations=tuple(implementation) if implementation else None,
         )
+        if cache_flush:
+            request = _with_cold_caches(request)
         _check_implementations(request)
     several = model is not None or len(request.workloads) > 1
     from plevel.cli.output import make_console, print_json
@@ -140,16 +145,12 @@ def _check_place(place: location.Location, timeout: float | None, webhook: str |
         raise UsageError("--wait: there is no service to wait for a worker of: name it with --url")
 
 
-def _make_request(cache_flush: bool, **asked: Any) -> RunRequest:
-    """The request with the usual policies; `asked` has its other fields."""
-    import msgspec
+def _with_cold_caches(request: RunRequest) -> RunRequest:
+    """The request, timed with cold caches in its search and its finals."""
+    from msgspec.structs import replace
 
-    from strategy.record import CONFIRM_POLICY, SEARCH_POLICY, RunRequest
-
-    search, confirm = (
-        msgspec.structs.replace(policy, cache_flush=cache_flush) for policy in (SEARCH_POLICY, CONFIRM_POLICY)
-    )
-    return RunRequest(search_policy=search, confirm_policy=confirm, **asked)
+    search, confirm = (replace(policy, cache_flush=True) for policy in (request.search_policy, request.confirm_policy))
+    return replace(request, search_policy=search, confirm_policy=confirm)
 
 
 def _request_of(ctx: typer.Context, run_id: int, place: location.Location) -> RunRequest:
@@ -200,12 +201,9 @@ def _read_asked(
         op = option.require_op(op, "a model file with --file, or a run with --run")
         found = (RunWorkload(workload=option.read_workload(op, inputs, attr, far=far)),)
         where = option.read_target(target or "cpu", threads)
+    check_name(where, far=far)
     for one in found:
-        if not one.workload.is_constant:
-            raise UsageError(
-                f"{'--input' if model is None else model}: {one.workload} has a symbolic dimension: "
-                "give numbers, only constant shapes can be timed"
-            )
+        option.require_constant(one.workload, "--input" if model is None else model)
     return found, where, target or ""
 
 

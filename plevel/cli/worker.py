@@ -66,9 +66,7 @@ def worker(
 
     Example: plevel worker --url http://farm:8765 --threads 8
     """
-    place = location.locate(url, None, makes=True)
-    if place.url is None:
-        raise UsageError("--url: missing: name a service, as http://host:8765, or set PLEVEL_URL")
+    service = location.locate_service(url)
     if hottest is not None and not 0 < hottest < math.inf:
         raise UsageError(f"--max-temperature {hottest:g}: give degrees Celsius greater than 0")
     ages = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
@@ -90,7 +88,7 @@ def worker(
     from workers.__main__ import Options, main
 
     options = Options(
-        url=place.url, devices=devices or ("cpu",), threads=threads, token=partial(read_token, token_file),
+        url=service, devices=devices or ("cpu",), threads=threads, token=partial(read_token, token_file),
         name=name or socket.gethostname(), hottest_c=hottest, lifetime_s=seconds.get("--lifetime", math.inf),
         idle_exit_s=seconds.get("--idle-exit", math.inf), grace_s=seconds["--grace"], build_on=build_on,
         tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, log="json" if as_json or log == "json" else "text",

@@ -7,6 +7,8 @@ from functools import cache
 from strategy.suggestion import suggest
 from strategy.target import Target
 
+_OF_HOSTS = ("x86_64-linux-gnu", "aarch64-linux-gnu")  # the triples of workers' hosts
+
 
 def unknown_processor(target: Target) -> str:
     """The message on a target whose processor or triple LLVM does not know; empty if it does.
@@ -14,6 +16,13 @@ def unknown_processor(target: Target) -> str:
     TVM would only warn, and build for a generic processor; with an unknown triple the process would crash.
     """
     return _unknown(target.arch, target.triple) if target.kind == "llvm" and (target.arch or target.triple) else ""
+
+
+def misnamed_processor(target: Target) -> str:
+    """As `unknown_processor`, unless another host than this may be meant: the message if LLVM has the name for none."""
+    if target.kind != "llvm" or not target.arch or target.triple:
+        return unknown_processor(target)
+    return "" if any(not _unknown(target.arch, triple) for triple in _OF_HOSTS) else unknown_processor(target)
 
 
 @cache

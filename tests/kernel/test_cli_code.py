@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from plevel.cli.main import main
+from plevel.cli.processor import check_name
+from strategy.compile.processor import misnamed_processor
 from strategy.extern import find_library
 from strategy.op_strategy import Candidate, candidates
 from strategy.select.lock import Lock
@@ -26,6 +28,7 @@ from workers.verification import VerificationError
 
 pytest.importorskip("tvm")
 
+Capture = pytest.CaptureFixture[str]
 SMALL = ("dense", "-i", "data=float32[24,40]", "-i", "weight=float32[56,40]:const")
 ANY_M = ("dense", "-i", "data=float32[m,40]", "-i", "weight=float32[56,40]:const")
 SMALL_CACHE = "-l2_bytes=4096"  # of which a panel over all of k takes more than half
@@ -45,13 +48,47 @@ def test_llvm_knows_the_names_of_all_processors_that_are_told_apart() -> None:
     """`plevel compile` does not ask LLVM for the name of this host's own."""
     from tvm.target import codegen
 
-    from strategy import host
+    from strategy import host, processor
 
     of_x86 = {name for models in host._X86.values() for _, name in models}
     of_x86 |= {"skylake-avx512", "sapphirerapids", "x86-64", "x86-64-v3", "x86-64-v4"}
     assert [name for name in of_x86 if not codegen.llvm_is_valid_cpu(name, "x86_64-linux-gnu")] == []
     of_arm = {*host._ARM_PARTS.values(), "generic"}
     assert [name for name in of_arm if not codegen.llvm_is_valid_cpu(name, "aarch64-linux-gnu")] == []
+    assert [name for name in processor.LISTED if misnamed_processor(Target.parse(f"llvm -mcpu={name}"))] == []
+
+
+@pytest.mark.parametrize("command", ["select", "tune", "lock"])
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("-mcpu=znvr5", "LLVM knows no -mcpu=znvr5"),
+        ("-mcpu=znver5 -mtriple=x86-64-linux-gnu", "LLVM knows no -mtriple=x86-64-linux-gnu"),
+        ("-mcpu=neoverse-n1 -mtriple=x86_64-linux-gnu", "LLVM knows no -mcpu=neoverse-n1 of x86_64"),
+    ],
+)
+def test_a_mistyped_processor_is_refused_before_records_are_asked_for(
+    command: str, spec: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    model = tmp_path / "model.toml"
+    model.write_text('[[workloads]]\nworkload = "relu(data=float32[64])"\n')
+    asked = (str(model), "-o", str(tmp_path / "x.lock")) if command == "lock" else SMALL
+    with pytest.raises(SystemExit) as ended:
+        main([command, *asked, "--target", f"llvm {spec}"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"plevel: --target: {said}")
+    assert sorted(tmp_path.iterdir()) == [model]
+
+
+def test_a_processor_that_another_host_or_service_may_have_is_not_refused(capsys: Capture) -> None:
+    for arch in ("tremont", "cortex-a55", "apple-m1"):  # of x86-64 and of Arm, none in plevel's own tables
+        check_name(Target.parse(f"llvm -mcpu={arch}"), far=False)
+    assert capsys.readouterr().err == ""
+    check_name(Target.parse("llvm -mcpu=znver99"), far=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("plevel: --target: LLVM knows no -mcpu=znver99") and "asked for all the same" in line
 
 
 def test_build_writes_a_library_that_dispatches_on_its_shapes(tmp_path: Path) -> None:

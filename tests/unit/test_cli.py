@@ -499,7 +499,22 @@ def test_usage_errors_name_the_field(
             ("bundle", "run", "/none", "-k", "/none", "-o", "/none"), ["/none cannot be read"],
             id="no bundle",
         ),
+        *(
+            pytest.param(
+                ("export", "--format", *form, "-o", out), [f"--out {out}", words], id=f"{form[0]} to {words}",
+            )
+            for form in (("metaschedule",), ("vllm-moe", "--device", "NVIDIA H100"))
+            for out, words in ((__file__, "is a file: name a folder"), ("/dev/null/x/y", "cannot be written there"))
+        ),
+        pytest.param(
+            ("compile", "x.onnx", "-o", "x.so", "--dim", "n=1", "--dim", "n=2"), ["--dim n", "given twice"],
+            id="size twice",
+        ),
         pytest.param(("nonsense",), ["nonsense", "'plevel --help'"], id="unknown command"),
+        pytest.param(
+            ("--json", "runs"), ["--json: options of a command follow its name", "'plevel --help'"],
+            id="option before its command",
+        ),
         pytest.param(
             ("measure", *DENSE), ["--implementation", "see 'plevel measure --help'"], id="missing option"
         ),
@@ -642,6 +657,19 @@ def test_a_run_whose_budget_is_on_record_is_reported() -> None:
     anything: Any = None
     assert follow_run(client, None, anything, Console(), Location(url="http://x:1"), seen.append) == run
     assert seen == [run]
+
+
+def test_a_run_whose_output_nobody_reads_any_more_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    run = status(12, "dense(x)", interrupted=False)
+    client: Any = SimpleNamespace(create_run=lambda request: run, follow=lambda run_id: iter([run]))
+    anything: Any = None
+
+    def end(run: RunStatus) -> NoReturn:
+        raise SystemExit(1)  # as rich does for a closed pipe
+
+    with pytest.raises(SystemExit):
+        follow_run(client, None, anything, Console(), Location(url="http://x:1"), end)
+    assert "Run 12 continues at http://x:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -1358,6 +1386,11 @@ def test_links_that_lead_to_each_other_are_no_defect() -> None:
     assert code == 2 and line == "Symlink loop from '/tmp/x.json': name another file"
 
 
+def test_a_file_that_no_command_expects_to_fail_is_named_with_a_remedy() -> None:
+    code, line = _explain(PermissionError(errno.EACCES, "Permission denied", "/x/y"))
+    assert (code, line) == (1, "/x/y: Permission denied: name another, or let this user use it")
+
+
 def test_the_error_of_a_read_only_disk_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / f".x.{os.getpid()}.part"))
@@ -1459,6 +1492,20 @@ def test_select_answers_by_plevel_where_nothing_is_measured(
     assert answer["explanation"] in shown
     assert "dense_gemv.cpu" in shown  # the rivals, with why one is not valid
     assert "data.shape[0] == 1" in shown
+
+
+def test_a_processor_that_plevel_does_not_know_is_told_where_no_llvm_can_be_asked(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plevel.cli.processor.find_spec", lambda name: None)
+    done = called("select", *DENSE, "--target", "llvm -mcpu=znvr5", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["target"]["mcpu"] == "znvr5"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("plevel: --target: -mcpu=znvr5: a processor that plevel does not know, did you mean znver")
+    assert "vectors of 16 bytes" in line
+    for spec in ("llvm -mcpu=znver5", "llvm -mcpu=cortex-a72", "llvm", "cpu", "cuda -arch=sm_90"):
+        assert called("select", *DENSE, "--target", spec).stderr == ""
 
 
 def test_select_resolves_cpu_to_this_host(called: Called) -> None:
