@@ -81,7 +81,8 @@ def train(
         service = stack.enter_context(place.connect())
         if isinstance(service, Direct):
             console = make_console(stderr=True)
-            show = stack.enter_context(console.status("training")).update  # nothing unless it is a terminal
+            hidden = not console.is_interactive
+            show = _ignore if hidden else stack.enter_context(console.status("training")).update
             if dask is None:
                 found = service.train_model(op, where, afresh=afresh, progress=show)
             else:
@@ -105,6 +106,10 @@ def train(
             f"{show_number(found['records'], 'record')} of {show_number(found['workloads'], 'workload')}; it is "
             f"trained when no run is live, and 'plevel model list{place.option}' then shows it"
         )
+
+
+def _ignore(text: str) -> None:
+    pass
 
 
 @contextlib.contextmanager

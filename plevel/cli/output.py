@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from plevel.cli.plain_text import PlainStream, console_class, plain
 from strategy.record import encode
@@ -26,11 +26,11 @@ NARROW = 60  # width below which a row that does not fit has a line for each cel
 def make_console(*, stderr: bool = False) -> Console:
     """A console that respects NO_COLOR, and writes plain text unless it is a terminal."""
     stream = sys.stderr if stderr else sys.stdout
-    # A program may read the lines: do not fold them.
-    width = None if stream.isatty() else 10_000
+    # A program may read the lines: do not fold them, nor redraw any, whatever FORCE_COLOR asks for.
+    width, interactive = (None, None) if stream.isatty() else (10_000, False)
     file = stream.stream if isinstance(stream, PlainStream) else None  # None: the stream of the moment
-    console: Console = console_class()(file=file, stderr=stderr, highlight=False, soft_wrap=False, width=width)
-    return console
+    chosen = {"file": file, "stderr": stderr, "width": width, "force_interactive": interactive}
+    return cast("Console", console_class()(highlight=False, soft_wrap=False, **chosen))
 
 
 def print_json(value: Any) -> None:

@@ -182,7 +182,7 @@ def _numbers(text: str) -> tuple[Any, ...]:
 
 
 def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WIDTH) -> str:
-    """The best so far over `trials` trials, on a logarithmic scale; spaces before the first."""
+    """The best so far over `trials` trials, in `width` columns, on a logarithmic scale; spaces before the first."""
     width = min(width, trials)
     low, high = (math.log(f(s for _, s in points)) for f in (min, max))
     cells = []
@@ -198,7 +198,7 @@ def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WID
 
 
 def _print(found: Curve | HeatMap) -> None:
-    from plevel.cli.output import make_console, make_table, show_table
+    from plevel.cli.output import fits, make_console, make_table, show_table
     from strategy.table import show_seconds
 
     console = make_console()
@@ -207,7 +207,7 @@ def _print(found: Curve | HeatMap) -> None:
         first, last = found.points[0], found.points[-1]
         trials = found.trials
         say(found.title)
-        say(sparkline(found.points, trials))
+        say(sparkline(found.points, trials, min(WIDTH, console.width)))
         if first == last:
             say(f"{show_seconds(last[1])} at trial {last[0]} of {trials}, the only improvement")
             return
@@ -226,7 +226,7 @@ def _print(found: Curve | HeatMap) -> None:
     say(f"{found.title}: the lowest median, and the others relative to it")
     names = found.implementations
     table = make_table(("shape", *names), rows, right=names)
-    if console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width:
+    if not fits(console, table):
         short = [str(number) for number, _ in enumerate(names, 1)]
         for number, name in zip(short, names, strict=True):
             say(f"{number}  {name}")

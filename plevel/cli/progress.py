@@ -26,7 +26,7 @@ from plevel.cli.plain_text import plain
 
 
 class Progress:
-    """Display of a run: a live table on a terminal, else a line for each change.
+    """Display of a run: a live table on a terminal that can redraw it, else a line for each change.
 
     A context manager; `show` takes each status.
     """
@@ -40,7 +40,7 @@ class Progress:
         self._said = (-1.0, "")
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
+        if self._console.is_interactive:  # a dumb terminal would show nothing
             from rich.live import Live
 
             self._live = Live(console=self._console, transient=True, refresh_per_second=4)
@@ -113,6 +113,6 @@ def follow_reading(console: Console, what: str, size: int) -> Iterator[Callable[
     from rich.markup import escape
 
     bar = progress.BarColumn(), progress.DownloadColumn(), progress.TimeRemainingColumn()
-    hidden = not console.is_terminal
+    hidden = not console.is_interactive
     with progress.Progress("{task.description}", *bar, console=console, transient=True, disable=hidden) as shown:
         yield partial(shown.advance, shown.add_task(escape(plain(what)), total=size))

@@ -136,6 +136,7 @@ def follow_run(
         UnreachableError: the service has been away for an hour.
         EmbeddedError: the service or the worker of this process has died.
     """
+    from plevel.cli.output import make_console
     from plevel.cli.progress import Progress
     from plevel.client import FINISHED, UnreachableError
 
@@ -164,6 +165,9 @@ def follow_run(
                         _say_why_it_stands(console, embedded)
     except KeyboardInterrupt:
         _say_how_to_go_on(console, run, place)
+        raise
+    except SystemExit:  # the console's: the reader of the output has closed it
+        _say_how_to_go_on(make_console(stderr=True), run, place)
         raise
     except UnreachableError:
         if embedded is not None:

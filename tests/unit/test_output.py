@@ -108,6 +108,27 @@ def test_progress_on_a_terminal_is_live_and_in_colour_where_that_is_wanted(
     assert bool(re.search(r"\x1b\[[39]\d", out.getvalue())) is not bool(no_color)
 
 
+def test_a_terminal_that_redraws_nothing_has_progress_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=120)) as progress:
+        progress.show(run(3))
+    assert out.getvalue() == "running 3/10 trials\n"
+
+
+def test_a_pipe_is_not_redrawn_where_colour_is_forced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("TTY_COMPATIBLE", raising=False)
+    with Progress(output.make_console()) as progress:
+        progress.show(run(3))
+    with follow_reading(output.make_console(), "a.log", 1000) as advance:
+        advance(1000)
+    assert capsys.readouterr().out == "running 3/10 trials\n"
+
+
 def test_progress_on_a_terminal_has_no_commands_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()

@@ -34,6 +34,16 @@ def test_a_sparkline_is_the_best_so_far_on_a_logarithmic_scale() -> None:
     assert long == "█████▁▁▁▁▁"
 
 
+def test_a_curve_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=sys.stdout, width=40, highlight=False)
+    monkeypatch.setattr(output, "make_console", lambda: console)
+    task = TaskStatus(
+        task_id=3, workload="op(f[9])", implementation="a", version="1", plevel=1, tunable=True, trials=500
+    )
+    _print(Curve(task, ((1, 2e-3), (400, 1e-3))))
+    assert len(capsys.readouterr().out.splitlines()[1]) == 40
+
+
 def test_a_heat_map_has_shapes_in_the_order_of_their_extents_and_the_newest_version() -> None:
     rows = [
         best(4, "f[16]", "a", 2.0), best(1, "f[16]", "a", 1.0), best(2, "f[9]", "b", 3.0),
