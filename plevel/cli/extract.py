@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +41,9 @@ def extract(
     from strategy.table import show_number
 
     option.check_apart("--out", out, [Path(model)])
-    found = _extract(model, option.read_dims(dim))
+    # What the model's own code prints is no part of the document.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        found = _extract(model, option.read_dims(dim))
     if not found.workloads:
         why = f"nothing in it that plevel has a kernel for{_missed(found)}"
         raise CommandError(f"{model}: {why}: 'plevel ops' lists the operators")
@@ -65,8 +69,6 @@ def extract(
 
 
 def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
-    import sys
-
     from plevel.extra import require
     from plevel.extraction import ExtractError
     from strategy.network.graph import NetworkError

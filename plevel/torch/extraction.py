@@ -219,11 +219,16 @@ def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         function = getattr(import_module(place), name)
     except (ImportError, AttributeError) as error:
         raise ExtractError(f"{where}: {error}") from error
+    except SystemExit as error:
+        raise ExtractError(
+            f"{where}: its import ended with sys.exit({error.code!r:.80}): keep the script's own work behind "
+            "if __name__ == '__main__'"
+        ) from error
     except Exception as error:
         raise ExtractError(f"{where}: its import raised {type(error).__name__}: {error}") from error
     try:
         found = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ExtractError(f"{where}() raised {type(error).__name__}: {error}") from error
     if not (isinstance(found, tuple) and len(found) == 2 and callable(found[0])):
         raise ExtractError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,23 @@ def test_what_is_no_model_is_refused_by_name(where: str, said: str):
         load_model(where)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys; sys.exit(0)", r"left:f: its import ended with sys\.exit\(0\): keep the script's own work behind"),
+        ("import sys\ndef f(): sys.exit(0)", r"left:f\(\) raised SystemExit: 0"),
+    ],
+)
+def test_a_script_that_ends_the_process_is_an_error(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "left.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "left", raising=False)
+    with pytest.raises(ExtractError, match=said):
+        load_model("left:f")
+
+
 @pytest.mark.parametrize("kept", [0, 300])
 def test_a_program_that_is_cut_short_is_said_to_be_in_one_line(
     kept: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -254,6 +272,24 @@ def test_the_command_writes_what_tune_reads(tmp_path: Path, capsys: pytest.Captu
     assert len(read) == 4
     assert 'target = "cpu -thread-pool=openmp -constants=cold"' in out.read_text().replace("'", '"')
     assert said["covered"] == 1
+
+
+def test_what_a_model_s_code_prints_is_no_part_of_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from plevel.cli.main import main
+
+    (tmp_path / "loud.py").write_text(
+        "from tests.torch import models\n\ndef f():\n    print('loading')\n    return models.convolutions()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for option in (["--json"], []):
+        with pytest.raises(SystemExit):
+            main(["extract", "loud:f", "-o", str(tmp_path / "model.toml"), *option])
+        captured = capsys.readouterr()
+        assert ("loading" in captured.err, "loading" in captured.out) == (bool(option), not option)
+        if option:
+            json.loads(captured.out)
 
 
 def test_the_command_refuses_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
