@@ -13,6 +13,10 @@ from service.store.db import Store
 PAGES = 1000  # copied in one step; writers proceed in between
 
 
+def _step(*_: int) -> None:
+    """Run between two steps of a copy: Python handles signals then, and else only at its end."""
+
+
 def backup(store: Store, path: Path) -> int:
     """Copy a snapshot of an SQLite database to a new file; return the file's size in bytes.
 
@@ -24,7 +28,8 @@ def backup(store: Store, path: Path) -> int:
         raise InvalidError("PostgreSQL has its own backups: use pg_dump, or archive its write-ahead log")
     if path.exists():
         raise InvalidError(f"{path} exists: name a new file")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Its name has room for a part of the other: file systems take 255 bytes, SQLite's journal its own.
+    part = path.with_name(f".{path.name[:50]}.{os.getpid()}.part")
     try:
         with store.read() as connection:
             # BEGIN alone takes no snapshot, without which each commit of others restarts the copy.
@@ -33,7 +38,7 @@ def backup(store: Store, path: Path) -> int:
             assert isinstance(source, sqlite3.Connection)
             os.close(os.open(part, os.O_CREAT | os.O_EXCL, 0o600))
             with contextlib.closing(sqlite3.connect(part)) as target:
-                source.backup(target, pages=PAGES)
+                source.backup(target, pages=PAGES, progress=_step)
                 found = target.execute("PRAGMA quick_check").fetchone()[0]
                 if found != "ok":
                     raise DatabaseError(

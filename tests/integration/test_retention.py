@@ -324,6 +324,26 @@ def test_what_was_purged_is_no_trial_any_more(store: Store) -> None:
         assert (covered[task_id].trials, covered[task_id].measured_at) == (0, None)
 
 
+def test_a_backup_is_interrupted_between_two_steps(
+    sqlite_copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.store.backup.PAGES", 1)
+    monkeypatch.setattr("service.store.backup._step", interrupt)
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    store = Store(sqlite_copy)
+    with pytest.raises(KeyboardInterrupt):
+        backup(store, folder / "copy.db")
+    assert list(folder.iterdir()) == []
+    monkeypatch.undo()
+    long = folder / f"{'x' * 240}.db"  # almost all that a file system takes
+    assert backup(store, long) > 0
+    store.close()
+
+
 def test_a_backup_is_whole_and_can_be_used(sqlite_copy: str, tmp_path: Path) -> None:
     store = Store(sqlite_copy)
     aged(store)
