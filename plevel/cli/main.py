@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeGuard
 
 import typer
-from typer.core import TyperGroup
 
 from plevel.cli import (
     build,
@@ -45,26 +44,10 @@ from plevel.cli import (
 from plevel.cli.error import CommandError
 from plevel.cli.exit_code import interrupted
 from plevel.cli.file import explain
+from plevel.cli.help import WIDEST, Panels, lay_out
 from plevel.cli.plain_text import PlainStream
 
 SAME_S = 1.0  # time in which another signal is the same request
-_LONGEST = 200  # characters of the line on a command, which is wrapped: none has more
-_WIDEST = 100  # columns of help
-
-
-class _Panels(TyperGroup):
-    """A group whose help lists its commands by purpose, with the whole line on each."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        known: dict[str, Any] = dict(self.commands)
-        panels: dict[str, dict[str, Any]] = {}
-        for name, command in known.items():
-            panels.setdefault(command.rich_help_panel or "Commands", {})[name] = command
-        indent = max(map(len, known))
-        for panel, commands in panels.items():
-            with formatter.section(panel):
-                formatter.write_dl([(n.ljust(indent), c.get_short_help_str(_LONGEST)) for n, c in commands.items()])
-
 
 _PANELS: dict[str, dict[str, Any]] = {
     "Tune and select": {
@@ -114,12 +97,12 @@ def _assemble(*names: str) -> typer.Typer:
     """The command line with some of its commands."""
     made = typer.Typer(
         name="plevel",
-        cls=_Panels,
+        cls=Panels,
         help="Tune operators: measure their implementations, record the times, and select the fastest.",
         epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
         no_args_is_help=True,
         rich_markup_mode=None,  # square brackets of types are no markup
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
     )
     made.callback()(_root)
     for panel, commands in _PANELS.items():
@@ -127,7 +110,7 @@ def _assemble(*names: str) -> typer.Typer:
             if name not in names:
                 continue
             if isinstance(command, typer.Typer):
-                made.add_typer(command, name=name, rich_help_panel=panel, cls=_Panels)
+                made.add_typer(command, name=name, rich_help_panel=panel, cls=Panels)
             else:
                 made.command(name, rich_help_panel=panel)(command)
     return made
@@ -215,17 +198,8 @@ def _make_command(arguments: list[str]) -> Any:
 @functools.cache
 def _build(*names: str) -> Any:
     made = typer.main.get_command(_assemble(*names))
-    _keep_examples(made)
+    lay_out(made)
     return made
-
-
-def _keep_examples(command: Any) -> None:
-    """Mark the examples of help as lines that are not wrapped: a terminal would paste each part as a command."""
-    text, mark, example = (command.help or "").partition("Example: ")
-    if mark:
-        command.help = f"{text}\b\n{mark}{' '.join(example.split())}"
-    for of in getattr(command, "commands", {}).values():
-        _keep_examples(of)
 
 
 def _open_streams() -> None:

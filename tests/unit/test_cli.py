@@ -1350,6 +1350,16 @@ def test_a_key_that_cannot_be_written_leaves_no_file(
     assert_one_line(called("bundle", "key", str(tmp_path / "none" / "key")), 1, "none/key cannot be written: No such")
 
 
+@pytest.mark.parametrize("columns", [40, 51, 52, 200])
+def test_help_is_no_wider_than_the_terminal(columns: int, called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for name, _ in (("", None), ("fleet", None), *commands(typer.main.get_command(app))):
+        done = called(*name.split(), "--help")
+        lines = [line for line in done.stdout.splitlines() if "Example: " not in line]  # to be copied
+        assert max(map(len, lines)) <= columns
+        assert "Show this message" in done.stdout
+
+
 @pytest.mark.parametrize("command", ["rename", "move"])
 def test_the_help_of_devices_says_where_their_identities_are(called: Called, command: str) -> None:
     assert "plevel workers --json" in " ".join(called("fleet", command, "--help").stdout.split())
