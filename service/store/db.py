@@ -242,9 +242,26 @@ def _translated(url: sa.URL) -> Iterator[None]:
         if not (isinstance(error, sa.exc.OperationalError) or getattr(error, "connection_invalidated", False)):
             raise
         kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError
-        raise kind(f"the database does not answer: {first}") from error
+        raise kind(f"the database does not answer: {first}{_remedy(url, error.orig)}") from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
         raise UnansweredError("the database does not answer: all connections are waiting for it") from error
+
+
+# By SQLite's code of an error.
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "free space on the disk of",
+    sqlite3.SQLITE_IOERR: "check the disk of",
+    sqlite3.SQLITE_BUSY: "see which program holds",
+    sqlite3.SQLITE_READONLY: "change the permissions of",
+}
+
+
+def _remedy(url: sa.URL, error: BaseException | None) -> str:
+    """The end of the message about an SQLite file that cannot be used; empty for PostgreSQL."""
+    if url.drivername != "sqlite":
+        return ""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return f": {_REMEDIES.get(code, 'check')} {url.database}"
 
 
 _PRAGMAS = (

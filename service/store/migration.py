@@ -305,16 +305,14 @@ def _is_long_used(connection: sa.Connection, names: Iterable[str]) -> bool:
 
 
 def _with_remedy(error: UnansweredError, store: Store) -> UnansweredError:
+    if store.is_sqlite:
+        return type(error)(f"{error}, or name another database")
     if isinstance(error, OverloadedError):
         remedy = f"ask {shown(store)} again soon"
     elif "FATAL:" in str(error):  # by the server itself
         remedy = f"check the user, the password and the database in {shown(store)}"
-    elif not store.is_sqlite:
-        remedy = f"start the server of {shown(store)}"
-    elif "locked" in str(error):
-        remedy = f"see which program holds {store.url.database}"
     else:
-        remedy = f"{'free space on' if 'full' in str(error) else 'check'} the disk of {store.url.database}"
+        remedy = f"start the server of {shown(store)}"
     return type(error)(f"{error}: {remedy}, or name another database")
 
 

@@ -47,7 +47,7 @@ def test_a_full_disk_is_said_and_leaves_whole_batches(sqlite_copy: str) -> None:
 
     sa.event.listen(full.engine, "connect", limit)
     rows = [made(i % 30, (1.0 + i,) * 400, measured_at=float(i)) for i in range(60)]
-    with pytest.raises(DatabaseError, match="disk is full") as caught:
+    with pytest.raises(DatabaseError, match="disk is full: free space on the disk of /") as caught:
         import_items(full, rows, batch=10)
     assert "\n" not in str(caught.value)
     assert count(full) % 10 == 0
