@@ -120,7 +120,7 @@ def make(
 
 
 def _propose(
-    workload: Workload, target: Target, offered: list[Candidate], trials: int, seed: int, place: Any
+    workload: Workload, target: Target, offered: list[Candidate], trials: int, seed: int, place: location.Location
 ) -> tuple[JobEntry, ...]:
     """Configurations of all implementations in turn, proposed by searches over the records."""
     from service.search.child import InlineModel
@@ -156,7 +156,7 @@ def _propose(
 
 
 def _known(
-    workload: Workload, target: Target, place: Any
+    workload: Workload, target: Target, place: location.Location
 ) -> dict[tuple[str, str], list[tuple[Config, float | None]]]:
     """Return the configurations on record for this workload and target, each with its time or None."""
     from plevel.client import ServiceError

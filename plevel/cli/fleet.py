@@ -45,7 +45,7 @@ def pause(
     ],
     device: Annotated[str | None, typer.Option("--device", metavar="ID", help="The device's identity.")] = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="KEY", help="A target's key: all its devices.")
+        str | None, typer.Option("--target", metavar="TARGET", help="A target, by its key or as cpu: all its devices.")
     ] = None,
     since: Annotated[
         datetime | None,
@@ -70,7 +70,7 @@ def pause(
     begin, end = option.read_window("--from", since, "--until", until)
     if end is not None and end <= time.time():
         raise UsageError(f"--until {until}: has passed: give a later time, in UTC")
-    given = {"device": device, "target": target, "starts_at": begin, "ends_at": end}
+    given = {"device": device, "target": option.read_key(target), "starts_at": begin, "ends_at": end}
     with location.locate(url, database).connect() as service:
         made = service.pause(reason, **{k: v for k, v in given.items() if v is not None})
     tell(

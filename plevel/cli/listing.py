@@ -149,7 +149,7 @@ def coverage(
     op: option.OfOp = None,
     implementation: option.OfImplementation = None,
     target: Annotated[
-        str | None, typer.Option("--target", metavar="KEY", help="Only this target, by its key.")
+        str | None, typer.Option("--target", metavar="TARGET", help="Only this target: its key, cpu or 'llvm -mcpu=…'.")
     ] = None,
     url: option.Url = None,
     database: option.Database = None,
@@ -164,8 +164,9 @@ def coverage(
     from strategy.record import Estimate, convert
     from strategy.table import show_seconds
 
+    key = option.read_key(target)
     with location.locate(url, database, namespace).connect() as source:
-        found = list(source.iter_coverage(op=op, implementation=implementation, target=target))
+        found = list(source.iter_coverage(op=op, implementation=implementation, target=key))
     if as_json:
         print_json(found)
         return

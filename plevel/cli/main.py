@@ -228,7 +228,9 @@ def _explain(error: Exception) -> tuple[int, str]:
         context = getattr(error, "ctx", None)
         if context is not None and context.parent is None and said.startswith("No such option"):
             said += ": options of a command follow its name"
-        return error.exit_code, said if context is None else f"{said}: see '{context.command_path} --help'"
+        if context is None:
+            return error.exit_code, said
+        return error.exit_code, f"{said}{'' if said.endswith('?') else ':'} see '{context.command_path} --help'"
     from plevel.client import ServiceError, UnreachableError
     from plevel.extra import EmbeddedError
     from service import errors

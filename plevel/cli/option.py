@@ -363,6 +363,13 @@ def read_target(spec: str, threads: int | None, name: str = "--target") -> Targe
         raise UsageError(f"{name}: {error}") from error
 
 
+def read_key(spec: str | None) -> str | None:
+    """The key of a target that is given by it, or as `read_target` takes it."""
+    if spec is None or (spec.partition("/")[1] and not spec.startswith("{")):
+        return spec
+    return read_target(spec, None).key
+
+
 def read_gpu(slot: str, threads: int | None, name: str) -> Target:
     """The target of a GPU of this host, `cuda:0`.
 

@@ -84,7 +84,7 @@ def plot(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="KEY", help="The target of a heat map, if there are several."),
+        typer.Option("--target", metavar="TARGET", help="The target of a heat map, if it is measured on several."),
     ] = None,
     device_model: Annotated[
         str | None,
@@ -117,7 +117,7 @@ def plot(
             points = tuple((p["trial"], p["median_s"]) for p in curve)
             found: Curve | HeatMap = Curve(task, points, curve[0].get("device_model", ""))
         else:
-            found = arrange(what, records.iter_best(op=what), target, device_model)
+            found = arrange(what, records.iter_best(op=what), option.read_key(target), device_model)
     if as_json:
         print_json(found)
     elif out is None:

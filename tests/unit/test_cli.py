@@ -1680,9 +1680,13 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     op = task["workload"].partition("(")[0]
     assert called("plot", op, "--namespace", "other").returncode == 1
     assert called("plot", op, "--namespace", "default").returncode == 0
-    shown = called("coverage", "--target", task["target"]).stdout
-    for word in (task["workload"], task["implementation"], "70.0 µs"):
-        assert word in shown
+    assert task["target"] == "cuda/sm_80"
+    for spec in ("cuda/sm_80", "cuda -arch=sm_80", '{"kind": "cuda", "arch": "sm_80", "model": "A/B"}'):
+        shown = called("coverage", "--target", spec).stdout
+        for word in (task["workload"], task["implementation"], "70.0 µs"):
+            assert word in shown
+        assert called("plot", op, "--target", spec).returncode == 0
+    assert_one_line(called("coverage", "--target", "cpux"), 2, "--target", "did you mean cpu?")
     assert called("coverage", "--op", "dense").stdout == "no task matches\n"
     found = json.loads(called("records", "--op", task["workload"].partition("(")[0], "--json").stdout)
     assert len(found["records"]) == 2
