@@ -25,6 +25,7 @@ from plevel.cli.plain_text import plain
 if TYPE_CHECKING:
     from plevel.client import Client
     from plevel.direct import Direct
+    from service.formats import Joined
 
 _FORMATS = ("native", "autotvm", "kernel_tuner", "metaschedule", "csv", "parquet", "vllm-moe")
 _PIECE = 1 << 18
@@ -94,8 +95,9 @@ def import_files(
             note = partial(_note, aside, group, rejected)
             try:
                 summary = _import_group(records, group, target=on, device_model=device_model, put_aside=note)
-            except ServiceError as error:
-                if len(groups) == 1 or error.status != HTTPStatus.UNPROCESSABLE_ENTITY:
+            except (CommandError, ServiceError) as error:
+                of_service = isinstance(error, ServiceError) and error.status != HTTPStatus.UNPROCESSABLE_ENTITY
+                if len(groups) == 1 or of_service:
                     raise
                 print(f"plevel: {error}", file=sys.stderr)  # of this file: the others are read
                 unread += 1
@@ -149,9 +151,16 @@ def _pieces(group: list[Path], advance: Callable[[int], object]) -> Iterator[byt
     from service.formats import Joined
 
     with contextlib.closing(Joined(group)) as joined:
-        while piece := joined.read(_PIECE):
+        while piece := _read(joined, group):
             yield piece
             advance(len(piece))
+
+
+def _read(joined: Joined, group: list[Path]) -> bytes:
+    try:
+        return joined.read(_PIECE)
+    except OSError as error:
+        raise CommandError(f"{group[-1]} cannot be read: {error.strerror}: name another file") from error
 
 
 def _say_why(name: str, first: Mapping[str, Any]) -> None:

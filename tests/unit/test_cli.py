@@ -1257,6 +1257,17 @@ def test_a_file_that_is_no_log_keeps_the_others_from_nothing(called: Called, tmp
     assert done.stderr.splitlines()[-1] == "plevel: 1 of 2 logs could not be read: see the lines above"
 
 
+def test_a_log_that_cannot_be_read_keeps_the_others_from_nothing(called: Called, tmp_path: Path) -> None:
+    good = tmp_path / "good.ndjson"
+    good.write_bytes(b"".join(native.write([FULL])))
+    done = called("import", "/proc/self/mem", str(good))
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first == "plevel: /proc/self/mem cannot be read: Input/output error: name another file"
+    assert "1 of 2 logs could not be read" in last
+    assert f"{good}: 1 read, 1 new" in done.stdout
+
+
 def test_names_of_others_command_no_terminal(called: Called, tmp_path: Path) -> None:
     line = {
         "kind": "foreign", "tool": "triton", "kernel": "k\x1b]52;c;eA==\x07", "version": "1", "device_model": "H\x9b2J",
