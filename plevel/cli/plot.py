@@ -198,7 +198,7 @@ def sparkline(points: Sequence[tuple[int, float]], trials: int, width: int = WID
 
 
 def _print(found: Curve | HeatMap) -> None:
-    from plevel.cli.output import fits, make_console, make_table, show_table
+    from plevel.cli.output import make_console, make_table, show_table
     from strategy.table import show_seconds
 
     console = make_console()
@@ -226,7 +226,7 @@ def _print(found: Curve | HeatMap) -> None:
     say(f"{found.title}: the lowest median, and the others relative to it")
     names = found.implementations
     table = make_table(("shape", *names), rows, right=names)
-    if not fits(console, table):
+    if console.measure(table, options=console.options.update(max_width=10_000)).maximum > console.width:
         short = [str(number) for number, _ in enumerate(names, 1)]
         for number, name in zip(short, names, strict=True):
             say(f"{number}  {name}")
