@@ -15,9 +15,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a write's errors,
 
 
 def unwritten(named: object, error: OSError) -> str:
-    """The message about what cannot be written, with the remedy of a full disk."""
-    remedy = ": free some space, or write to another disk" if error.errno in FULL else ""
-    return f"{named} cannot be written: {error.strerror}{remedy}"
+    """The message about what cannot be written, with the remedy."""
+    remedy = "free some space, or write to another disk" if error.errno in FULL else "name another place"
+    return f"{named} cannot be written: {error.strerror}: {remedy}"
 
 
 def explain(error: OSError) -> tuple[int, str]:

@@ -130,7 +130,7 @@ def locate_database(database: str | None) -> str:
 
 
 def make_database(place: Location) -> None:
-    """Create the database if there is none."""
+    """Create the database if there is none, or an empty file, as a command that was interrupted leaves."""
     if place.database is None:
         return
     from plevel.embedded import make_folder
@@ -139,8 +139,10 @@ def make_database(place: Location) -> None:
 
     require_service()
     path = path_of(place.database)
-    if path is not None and not path.exists():
-        from service.store import migration
+    if path is None:
+        return
+    from service.store import migration
 
+    if not path.exists() or migration.current(place.database) is None:
         make_folder(place.database)
         migration.upgrade(place.database)

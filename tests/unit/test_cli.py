@@ -1257,6 +1257,17 @@ def test_a_file_that_is_no_log_keeps_the_others_from_nothing(called: Called, tmp
     assert done.stderr.splitlines()[-1] == "plevel: 1 of 2 logs could not be read: see the lines above"
 
 
+def test_an_import_goes_on_where_one_was_interrupted_before_its_database_had_a_schema(
+    called: Called, tmp_path: Path
+) -> None:
+    log, empty = tmp_path / "good.ndjson", tmp_path / "x.db"
+    log.write_bytes(b"".join(native.write([FULL])))
+    empty.touch()
+    done = called("import", str(log), "--database", str(empty))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 new" in done.stdout
+
+
 def test_a_log_that_cannot_be_read_keeps_the_others_from_nothing(called: Called, tmp_path: Path) -> None:
     good = tmp_path / "good.ndjson"
     good.write_bytes(b"".join(native.write([FULL])))
