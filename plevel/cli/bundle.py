@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from contextlib import closing
 from pathlib import Path
@@ -256,6 +257,6 @@ def run(
             file.write(line)
             count += b'"kind":"record"' in line
     tell(
-        f"wrote {out}: {show_number(count, 'record')}; read it with 'plevel import {out}'",
+        f"wrote {out}: {show_number(count, 'record')}; read it with  plevel import {shlex.quote(str(out))}",
         {"log": str(out), "records": count}, as_json=as_json,
     )
