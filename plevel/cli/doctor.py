@@ -38,4 +38,4 @@ def doctor(
     rows = ((f.what, f.found, f.remedy or "good") for f in found)
     print_rows(found, ("what", "found", "remedy"), rows, as_json=as_json)
     if wrong:
-        raise CommandError(f"timing on this host is less reliable because of: {', '.join(wrong)}")
+        raise CommandError(f"timing on this host is less reliable because of: {', '.join(wrong)}", answered=True)

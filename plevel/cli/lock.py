@@ -104,7 +104,7 @@ def check(
         raise CommandError(
             f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against} are slower by more "
             f"than {100 * share:g}%, or no longer measured: see the lines above; tune them again, or accept them "
-            f"with `plevel lock MODEL -o {option.quote(str(against))}`"
+            f"with `plevel lock MODEL -o {option.quote(str(against))}`", answered=True,
         )
 
 

@@ -142,10 +142,19 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
                 traceback.print_exc()
             print(message if _is_help(error) else f"plevel: {message}", file=sys.stderr)
+            if "--json" in arguments and not getattr(error, "answered", False):
+                _print_failure(message, code)
     _flush()
     if code == 130:  # typer's own of an interrupt, too
         code = interrupted(arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_failure(message: str, code: int) -> None:
+    """Print the document of `--json` in place of a result, on one line as `fleet scale` prints its own."""
+    from strategy.record import encode
+
+    print(encode({"error": message, "exit_code": code}).decode())
 
 
 def _flush() -> None:

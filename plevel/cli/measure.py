@@ -72,7 +72,7 @@ def measure(
     if as_json:
         print_json(result)
     if result.error is not None:
-        raise CommandError(f"{implementation}: {result.error}: {result.message}")
+        raise CommandError(f"{implementation}: {result.error}: {result.message}", answered=True)
     if not as_json:
         _print(workload, target, entry, result)
 

@@ -112,7 +112,8 @@ def import_files(
     elif len(files) > 1:
         _tell("total", totals)
     if unread:
-        raise CommandError(f"{unread} of {show_number(len(groups), 'log')} could not be read: see the lines above")
+        count = show_number(len(groups), "log")
+        raise CommandError(f"{unread} of {count} could not be read: see the lines above", answered=True)
 
 
 def _import_group(records: Client | Direct, group: list[Path], **options: Any) -> Mapping[str, Any]:

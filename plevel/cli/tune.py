@@ -129,7 +129,7 @@ def tune(
         again = again_command(request.workloads[0].workload, asked, threads, place)
         report(console, final, answers[0], place, again)
     if final.state != "done":
-        raise CommandError(f"run {final.id} {final.state}: {final.message or 'no reason given'}")
+        raise CommandError(f"run {final.id} {final.state}: {final.message or 'no reason given'}", answered=True)
 
 
 def _check_place(place: location.Location, timeout: float | None, webhook: str | None, *, wait: bool) -> None:

@@ -57,6 +57,7 @@ from tests.limit import HANG_S
 from tests.port import free_port
 from tests.unit.test_formats_native import FAILED, FULL
 from workers.array_file import write_array
+from workers.doctor import Finding
 from workers.scratch import ScratchError, temporary_folder
 
 DATA = ("--input", "data=float32[128,768]")
@@ -512,7 +513,8 @@ def test_usage_errors_name_the_field(
         ),
         pytest.param(("nonsense",), ["nonsense", "'plevel --help'"], id="unknown command"),
         pytest.param(
-            ("--json", "runs"), ["No such option: --json", "options of a command follow its name", "'plevel --help'"],
+            ("--url", "http://x", "runs"),
+            ["No such option: --url", "options of a command follow its name", "'plevel --help'"],
             id="option before its command",
         ),
         pytest.param(
@@ -1500,6 +1502,31 @@ def test_asking_about_a_database_does_not_make_it(
     done = called("db", command, "--database", str(tmp_path / "no.db"))
     assert_one_line(done, 1, "no.db does not exist", "plevel db upgrade")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("select", "dens", *DATA), 2), (("cancel", "99"), 1), (("runs", "--lim", "1"), 2), (("nonsense",), 2),
+        (("db", "check", "--database", "no.db"), 1),
+    ],
+)
+def test_an_error_is_a_json_document_where_that_is_asked_for(
+    command: tuple[str, ...], code: int, called: Called
+) -> None:
+    done = called(*command, "--json")
+    assert done.returncode == code
+    told = json.loads(done.stdout)
+    assert told == {"error": done.stderr.removeprefix("plevel: ").rstrip("\n"), "exit_code": code}
+
+
+def test_a_failure_with_a_result_prints_that_alone(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Finding(what="load", found="9", remedy="stop other programs")]
+    monkeypatch.setattr("workers.doctor.examine", lambda cores: found)
+    done = called("doctor", "--json")
+    assert done.returncode == 1
+    assert [one["what"] for one in json.loads(done.stdout)] == ["load"]
+    assert "less reliable because of: load" in done.stderr
 
 
 def test_debug_shows_where_an_error_came_from(called: Called) -> None:
