@@ -9,6 +9,7 @@ import typer
 
 from plevel.cli import option
 from plevel.cli.error import UsageError
+from plevel.cli.processor import check_name
 
 if TYPE_CHECKING:
     from strategy.op import Op
@@ -53,6 +54,8 @@ def ops(
             _print_all(list(all_ops().values()))
         return
     targets = [option.read_target(spec, None) for spec in target or _TARGETS]
+    for one in targets:
+        check_name(one, far=True)
     try:
         op = get_op(name)
     except OpError as error:

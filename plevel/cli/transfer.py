@@ -21,6 +21,7 @@ from plevel.cli import location, option
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import make_folder, whole
 from plevel.cli.plain_text import plain
+from plevel.cli.processor import check_name
 
 if TYPE_CHECKING:
     from plevel.client import Client
@@ -67,7 +68,10 @@ def import_files(
     Example: plevel import tophub/*.log --rejects rejected.ndjson
     """
     place = location.locate(url, database, namespace, makes=True)
-    on = None if target is None else json.dumps(option.read_target(target, None).to_json())
+    where = None if target is None else option.read_target(target, None)
+    if where is not None:
+        check_name(where, far=True)
+    on = None if where is None else json.dumps(where.to_json())
     for path in files:
         if path.is_dir():
             raise UsageError(f"{path} is a folder: name the files in it")

@@ -1568,6 +1568,18 @@ def test_a_processor_that_plevel_does_not_know_is_told_where_no_llvm_can_be_aske
         assert called("select", *DENSE, "--target", spec).stderr == ""
 
 
+@pytest.mark.parametrize("command", ["ops relu", "import {}"])
+def test_a_mistyped_processor_of_what_is_listed_or_stored_is_told(
+    command: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plevel.cli.processor.find_spec", lambda name: None)
+    log = tmp_path / "good.ndjson"
+    log.write_bytes(b"".join(native.write([FULL])))
+    done = called(*command.format(log).split(), "--target", "llvm -mcpu=znvr5")
+    assert done.returncode == 0
+    assert "-mcpu=znvr5: a processor that plevel does not know" in done.stderr
+
+
 def test_select_resolves_cpu_to_this_host(called: Called) -> None:
     done = called("select", *DENSE, "--target", "cpu", "--threads", "1", "--json")
     target = json.loads(done.stdout)["target"]
