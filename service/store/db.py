@@ -250,7 +250,7 @@ def _translated(url: sa.URL) -> Iterator[None]:
 # By SQLite's code of an error.
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "free space on the disk of",
-    sqlite3.SQLITE_IOERR: "check the disk of",
+    sqlite3.SQLITE_IOERR: "free space on, or check, the disk of",
     sqlite3.SQLITE_BUSY: "see which program holds",
     sqlite3.SQLITE_READONLY: "change the permissions of",
 }
