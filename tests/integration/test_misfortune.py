@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import sqlalchemy as sa
 from service.errors import DatabaseError, InvalidError
 from service.formats import ImportedRecord, Source, native, read
 from service.records.importer import import_items
-from service.store import catalogue
+from service.store import catalogue, db
 from service.store.db import Store
 from service.store.tables import best, environment, workload
 from tests.integration.test_import import bests, count, expected_best, made
@@ -58,6 +60,15 @@ def test_a_full_disk_is_said_and_leaves_whole_batches(sqlite_copy: str) -> None:
     summary = import_items(store, rows, batch=10)
     assert (summary.new, summary.known) == (60 - before, before)
     store.close()
+
+
+def test_a_locked_file_is_named_with_what_to_look_for(sqlite_copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.store.db._PRAGMAS", (*db._PRAGMAS, "busy_timeout = 1"))
+    path = sqlite_copy.removeprefix("sqlite:///")
+    with contextlib.closing(sqlite3.connect(path)) as other, contextlib.closing(Store(sqlite_copy)) as store:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DatabaseError, match=f"is locked: see which program holds {path}"), store.write():
+            pass
 
 
 def test_a_database_that_goes_away_leaves_whole_batches(
