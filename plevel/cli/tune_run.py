@@ -153,9 +153,7 @@ def follow_run(
             if embedded is not None:
                 stack.enter_context(_telling_of_waits(embedded, console))
             show = report or stack.enter_context(Progress(console)).show
-            for status in (
-                follow(client, run.id, place, console) if embedded is None else client.follow(run.id)
-            ):
+            for status in follow(client, run.id, place, console, embedded):
                 stands = embedded is not None and status.interrupted and not run.interrupted
                 run = status
                 show(status)
@@ -176,11 +174,14 @@ def follow_run(
     return run
 
 
-def follow(client: Client, run_id: int, place: location.Location, console: Console) -> Iterator[RunStatus]:
-    """A run's statuses as `Client.follow` yields them; wait for a service that is away.
+def follow(
+    client: Client, run_id: int, place: location.Location, console: Console, embedded: Embedded | None = None
+) -> Iterator[RunStatus]:
+    """A run's statuses as `Client.follow` yields them; wait for a service that is away, or that this host slows down.
 
     Raises:
         UnreachableError: the service has been away for `AWAY_S`.
+        EmbeddedError: the service or the worker of this process has died.
     """
     from plevel.client import ServiceError, UnreachableError
 
@@ -197,6 +198,8 @@ def follow(client: Client, run_id: int, place: location.Location, console: Conso
         except (UnreachableError, ServiceError) as error:
             if isinstance(error, ServiceError) and error.status not in _AWAY:
                 raise
+            if embedded is not None:
+                embedded.check()
             if since is None:
                 since = time.monotonic()
                 say(f"{place.shown} does not answer; trying again (run {run_id} continues there)")

@@ -39,9 +39,10 @@ from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
 from plevel.cli.transfer import _write_pair
 from plevel.cli.tune_report import again_command, lock_command, target_text
-from plevel.cli.tune_run import connection, follow_run, missing_worker
+from plevel.cli.tune_run import connection, follow, follow_run, missing_worker
 from plevel.client import Client, UnreachableError
 from plevel.direct import Direct
+from plevel.extra import EmbeddedError
 from plevel.pilots.engine import Pilot
 from service.__main__ import main as serve
 from service.formats import native
@@ -651,6 +652,32 @@ def test_a_run_that_stands_still_says_why(words: str, told: int, tmp_path: Path)
         "job 2 was released, and the worker waits for room on the disk: /tmp is full",
         "the worker goes on: there is room on the disk again",
     ]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_slow_service_of_the_command_itself_is_waited_for_while_it_lives(
+    lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plevel.cli.tune_run.PAUSE_S", 0.0)
+    done, said = replace(status(12, "dense(x)", interrupted=False), state=RunState.DONE), io.StringIO()
+    answers: Iterator[Any] = iter([UnreachableError("no service answers (timed out)"), done])
+
+    def answer(run_id: int) -> Iterator[RunStatus]:
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        yield found
+
+    def check() -> None:
+        if not lives:
+            raise EmbeddedError("the service ended (SIGKILL)")
+
+    client: Any = SimpleNamespace(follow=answer)
+    embedded: Any = SimpleNamespace(check=check)
+    followed = follow(client, 12, Location(database="sqlite:////x.db"), Console(file=said, width=200), embedded)
+    with nullcontext() if lives else pytest.raises(EmbeddedError, match="SIGKILL"):
+        assert list(followed) == [done]
+    assert ("sqlite:////x.db does not answer; trying again" in said.getvalue()) is lives
 
 
 def test_a_run_whose_budget_is_on_record_is_reported() -> None:
