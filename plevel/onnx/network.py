@@ -125,7 +125,7 @@ def import_symbolic(model: Any, symbols: Symbols) -> Network:
                 found.append(importer.network()[0])
             except NetworkError as error:
                 listed = ", ".join(f"{n} is {name}" for n, name in zip(sizes.names, names, strict=True))
-                equal = f", or those that are equal (--dim {names[1]}={names[0]})" if len(names) > 1 else ""
+                equal = ", or say which are equal with --dim NAME=OTHER" if len(names) > 1 else ""
                 failure = NetworkError(f"{sizes.shown(error)}; {listed}: give sizes with --dim{equal}")
             assert importer.sizes is not None
             if importer.sizes.has_quotients and importer.sizes.known != sizes.known:

@@ -244,7 +244,7 @@ def test_sizes_may_be_given_as_sums_of_others(tmp_path: Path, capsys: pytest.Cap
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     compiled = ("compile", path, "-o", out, "--threads", "1", "--verify")
     assert call(*compiled) == 2
-    assert "give sizes with --dim, or those that are equal (--dim s71=s11)" in capsys.readouterr().err
+    assert "give sizes with --dim, or say which are equal with --dim NAME=OTHER" in capsys.readouterr().err
     given = [f"--dim={text}" for text in ("s71=s11", "s35=s11+s2", "s9=3*s2+2*s11+1")]
     assert call(*compiled, *given) == 0, capsys.readouterr().err
     assert "agree at sizes" in capsys.readouterr().out
