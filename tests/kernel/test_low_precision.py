@@ -184,7 +184,7 @@ def test_a_number_that_is_not_finite_counts_in_its_windows_alone(window, layout,
 @pytest.mark.parametrize(
     ("image", "weight", "form"),
     [
-        ("64,56,56", "64,64,3,3", "dot_direct"), ("256,14,14", "64,256,1,1", "dot_direct"),
+        ("64,56,56", "64,64,5,5", "dot_direct"), ("256,14,14", "64,256,1,1", "dot_direct"),
         ("64,56,56", "4,64,3,3", "dot"), ("64,56,56", "256,64,1,1", "dot"),  # idle lanes, short sums
     ],
 )
@@ -432,9 +432,13 @@ def test_slow_instructions_are_not_chosen_untuned():
         return max(valid, key=lambda c: c.plevel).implementation
 
     dense = product("bfloat16[128,768]", "bfloat16[3072,768]")
-    conv2d = convolution("bfloat16[1,64,56,56]", "bfloat16[64,64,3,3]", padding=1)
+    conv2d = convolution("bfloat16[1,64,56,56]", "bfloat16[64,64,3,3]", padding=1, strides=2)
     batch_matmul = Workload.make("batch_matmul", {"x": "bfloat16[3,64,64]", "y": "bfloat16[3,64,64]"})
     for workload in (dense, conv2d, batch_matmul):
         assert "dot" in chosen(workload, "znver4")
         assert "dot" not in chosen(workload, "emeraldrapids -mattr=-amx-tile")
-    assert chosen(conv2d, "znver3") == "conv2d_nchw_winograd_4x4.cpu"  # which has no instruction
+    assert chosen(conv2d, "znver3") == "conv2d_nchw_spatial_pack.cpu"  # which has no instruction
+    # A quarter of the multiplications in float32 takes less time than all by the instruction, but not than by AMX.
+    square = convolution("bfloat16[1,64,56,56]", "bfloat16[64,64,3,3]", padding=1)
+    assert chosen(square, "znver5") == "conv2d_nchw_winograd_lines_4x4.cpu"
+    assert "amx" in chosen(square, "sapphirerapids")

@@ -229,7 +229,7 @@ def _add_winograds(
     _add_winograd(strategy, winograd_channels, name, F4, level(F4), version=3)
     if winograd_lines.is_offered(attrs, plain):
         pays = not idle and winograd_lines.pays(attrs, weight, plain, target)
-        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 15 if pays else 9)
+        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
