@@ -198,10 +198,10 @@ def _add_products(
             _add_winograds(strategy, attrs, data, weight, out_type, target, "conv2d_nchw_winograd")
     elif weight.concrete_shape[2:] == (3, 3) and min(int(weight.shape[1]), int(weight.shape[0]) // attrs.groups) >= 8:
         # Untuned, what computes each group apart is faster, or not much slower.
-        _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 8, version=2)
+        _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F2, 8)
         whole = all(int(n) >= 7 * d for n, d in zip((height, width), attrs.dilation, strict=True))
         if int(weight.shape[1]) >= 16 and whole:
-            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 8, version=2)
+            _add_winograd(strategy, winograd, "conv2d_nchw_winograd", F4, 8)
 
 
 def _add_winograds(
@@ -222,14 +222,14 @@ def _add_winograds(
     def level(transform: Transform) -> int:
         return 10 if winograd_channels.waits(transform, weight, plain, target) else usual[transform]
 
-    _add_winograd(strategy, winograd_channels, name, F2, level(F2), version=3)
+    _add_winograd(strategy, winograd_channels, name, F2, level(F2))
     # Few channels do not average out the rounding of its transforms; small images fill no tile.
     if int(weight.shape[1]) < 16 or min(sides) < 7:
         return
-    _add_winograd(strategy, winograd_channels, name, F4, level(F4), version=3)
+    _add_winograd(strategy, winograd_channels, name, F4, level(F4))
     if winograd_lines.is_offered(attrs, plain):
         pays = not idle and winograd_lines.pays(attrs, weight, plain, target)
-        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9)
+        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9, version=1)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
@@ -240,7 +240,7 @@ def _add_spatial_pack(strategy: OpStrategy) -> None:
 
 
 def _add_winograd(
-    strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int, version: int = 1
+    strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int, version: int = 3
 ) -> None:
     strategy.add_implementation(
         transform.bind(module.compute), transform.bind(module.schedule),
