@@ -158,7 +158,7 @@ def convolved(
     )
     .example({"data": "float32[1,3,6,9]", "weight": "float32[4,3,3,3]"}, {"kernel_layout": "OHWI"})
     .example(
-        {"data": "float32[1,2,8,9,8]", "weight": "float32[16,16,3,3]"}, {"padding": 1, "data_layout": "NCHW8c"}
+        {"data": "float32[1,2,8,17,8]", "weight": "float32[16,16,3,3]"}, {"padding": 1, "data_layout": "NCHW8c"}
     )
     .example(
         {"data": "float32[1,3,6,9]", "weight": "float32[32,3,3,3]"}, {"strides": 2, "out_layout": "NCHW16c"}
@@ -172,6 +172,7 @@ def convolved(
     .example({"data": "int8[1,4,6,9]", "weight": "int8[4,1,3,3]"}, {"groups": 4, "out_dtype": "int64"})
     .example({"data": "float32[1,4,6,9]", "weight": "float32[6,2,3,3]"}, {"groups": 2, "strides": 2})
     .example({"data": "float32[1,16,8,8]", "weight": "float32[4,16,3,3]"})
+    .example({"data": "float32[1,16,7,17]", "weight": "float32[17,16,3,3]"}, {"padding": 1})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"})
     .example({"data": "float16[1,16,8,8]", "weight": "float16[4,16,3,3]"}, {"out_dtype": "float32"})
     .example({"data": "bfloat16[1,6,9,7]", "weight": "bfloat16[21,6,3,3]"}, {"padding": 1})
