@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -19,7 +18,7 @@ from plevel.cli.processor import is_own, require_known
 if TYPE_CHECKING:
     from plevel.deployment import Deployed
     from plevel.faster import Faster
-    from plevel.importing import Imported
+    from plevel.importing import Dims, Imported
     from strategy.select.lock import Lock
     from strategy.target import Target
 
@@ -97,7 +96,7 @@ class _Options(NamedTuple):
     out: Path
     target: Target
     function: str
-    sizes: Mapping[str, int | tuple[int, str]]
+    sizes: Dims
     locked: Lock | None
     source: str | None
     namespace: str | None

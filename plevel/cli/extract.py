@@ -15,6 +15,7 @@ from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from plevel.extraction import Extraction
+    from plevel.importing import Dims
 
 
 def extract(
@@ -68,7 +69,7 @@ def extract(
     )
 
 
-def _extract(model: str, sizes: dict[str, int | tuple[int, str]]) -> Extraction:
+def _extract(model: str, sizes: Dims) -> Extraction:
     from plevel.extra import require
     from plevel.extraction import ExtractError
     from strategy.network.graph import NetworkError
