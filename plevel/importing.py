@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from plevel.comparison import Reference
 from plevel.extra import require
 from strategy.network.graph import Network, NetworkError
-
-Dims = Mapping[str, int | tuple[tuple[int, str], ...]]
-"""Sizes by the names that a model has for them: numbers, or the factors and symbols of sums; a number has none."""
+from strategy.network.size import Dims
 
 
 @dataclass(frozen=True)

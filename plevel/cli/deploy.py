@@ -18,7 +18,8 @@ from plevel.cli.processor import is_own, require_known
 if TYPE_CHECKING:
     from plevel.deployment import Deployed
     from plevel.faster import Faster
-    from plevel.importing import Dims, Imported
+    from plevel.importing import Imported
+    from strategy.network.size import Dims
     from strategy.select.lock import Lock
     from strategy.target import Target
 

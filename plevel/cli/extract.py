@@ -15,7 +15,7 @@ from plevel.cli.file import whole
 
 if TYPE_CHECKING:
     from plevel.extraction import Extraction
-    from plevel.importing import Dims
+    from strategy.network.size import Dims
 
 
 def extract(

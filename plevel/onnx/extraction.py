@@ -19,11 +19,11 @@ from plevel.extraction import (
     has_choice,
     library_workloads,
 )
-from plevel.importing import Dims
 from plevel.onnx.file import read_model
 from plevel.onnx.network import Unknown, import_model
 from strategy.network.graph import NetworkError
 from strategy.network.group import PRODUCTS
+from strategy.network.size import Dims
 
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 

@@ -16,10 +16,10 @@ import onnx.checker
 import onnx.helper
 from google.protobuf.message import DecodeError
 
-from plevel.importing import Dims
 from plevel.onnx.types import nested
 from plevel.reading import read_file
 from strategy.network.graph import NetworkError
+from strategy.network.size import Dims
 from strategy.types import MAX_ELEMENTS
 
 _MOST_NODES = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -17,6 +17,8 @@ MOST = 2**31 - 1  # where the model sets no bound
 PROBED = 290_000  # extents from here on may be symbolic
 _TOLD = 4096  # extents from here on that are known are symbolic: quotients, where the probes were chosen without them
 Encoded = tuple[int | Extent, ...]
+Dims = Mapping[str, int | tuple[tuple[int, str], ...]]
+"""Sizes by the names that a model has for them: numbers, or the factors and symbols of sums; a number has none."""
 
 
 @dataclass(frozen=True)
