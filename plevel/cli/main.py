@@ -154,7 +154,8 @@ def _print_failure(message: str, code: int) -> None:
     """Print the document of `--json` in place of a result, on one line as `fleet scale` prints its own."""
     from strategy.record import encode
 
-    print(encode({"error": message, "exit_code": code}).decode())
+    text = message.encode(errors="replace").decode()  # of an argument that is no UTF-8, as on stderr
+    print(encode({"error": text, "exit_code": code}).decode())
 
 
 def _flush() -> None:

@@ -365,8 +365,8 @@ def read_target(spec: str, threads: int | None, name: str = "--target") -> Targe
 
 def read_key(spec: str | None) -> str | None:
     """The key of a target that is given by it, or as `read_target` takes it."""
-    if spec is None or (spec.partition("/")[1] and not spec.startswith("{")):
-        return spec
+    if spec is None or ("/" in spec and not spec.startswith("{") and " " not in spec):
+        return spec  # others may name a model with a slash
     return read_target(spec, None).key
 
 

@@ -1536,6 +1536,7 @@ def test_asking_about_a_database_does_not_make_it(
     [
         (("select", "dens", *DATA), 2), (("cancel", "99"), 1), (("runs", "--lim", "1"), 2), (("nonsense",), 2),
         (("db", "check", "--database", "no.db"), 1),
+        (("import", os.fsdecode(b"\xff.log")), 2),  # no text: a question mark stands for it in both
     ],
 )
 def test_an_error_is_a_json_document_where_that_is_asked_for(
@@ -1770,7 +1771,7 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
     assert called("plot", op, "--namespace", "other").returncode == 1
     assert called("plot", op, "--namespace", "default").returncode == 0
     assert task["target"] == "cuda/generic"
-    for spec in ("cuda/generic", "cuda", '{"kind": "cuda", "model": "A/B"}'):
+    for spec in ("cuda/generic", "cuda", "cuda -model=A/B", '{"kind": "cuda", "model": "A/B"}'):
         shown = called("coverage", "--target", spec).stdout
         for word in (task["workload"], task["implementation"], "70.0 µs"):
             assert word in shown
