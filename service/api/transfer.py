@@ -50,13 +50,13 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rejects: tuple[PutAside, ...] = ()
 
 
-def _uploaded(context: Context, request: Request, is_awaited: Callable[[], bool]) -> PacedUpload:
+def _uploaded(context: Context, request: Request, makes_way: Callable[[], bool] | None) -> PacedUpload:
     parts = request.stream().__aiter__()
 
     async def receive() -> bytes | None:
         return await anext(parts, None)
 
-    return PacedUpload(receive, context.settings.body_s, is_awaited)
+    return PacedUpload(receive, context.settings.body_s, makes_way)
 
 
 _BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -88,17 +88,16 @@ async def import_records(
     order = Order(name, format, None if target is None else Target.parse(target), device_model)
     length = named_length(request)
     small = length is not None and length <= SMALL
-    client = client_of(request, who)
     # A small one holds no slot that another could wait for: its time is limited as that of other bodies.
-    body = _uploaded(context, request, lambda: small or context.imports.is_awaited(client))
-    data = await body.read() if small else b""
+    data = await _uploaded(context, request, None).read() if small else b""
     if small and not data.startswith(GZIP):  # packed, it may be many records
         upload = Upload(data=data, actor=who, order=order, namespace=within, shown=rejects)
         arrived = await context.small_imports.put(upload)
     else:
-        # For the thread, which receives the next part on demand.
-        stream = io.BytesIO(data) if small else Pieces(lambda: from_thread.run(body.next))
-        async with context.imports.turn(client):
+        async with context.imports.turn(client_of(request, who)) as makes_way:
+            body = _uploaded(context, request, makes_way)
+            # For the thread, which receives the next part on demand.
+            stream = io.BytesIO(data) if small else Pieces(lambda: from_thread.run(body.next))
             arrived = await to_thread.run_sync(
                 _store, context, stream, who, order, within, rejects, limiter=context.imports.threads
             )

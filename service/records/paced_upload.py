@@ -12,22 +12,23 @@ LOOK_S = 1.0  # between two looks for those that wait
 
 
 class PacedUpload:
-    """The parts of a body. A client that sends them slowly holds its slot only until another upload waits for one.
+    """The parts of a body. A client that sends them slowly holds its slot only until another upload needs it.
 
     Only the time that the service waits for the client counts.
 
     Args:
         receive: gives the next part, None at the end.
         spare_s: the time that it may wait in all, besides a second for each `LEAST_RATE` bytes that have come.
-        is_awaited: return whether another upload waits for this one's slot.
+        makes_way: return whether another upload needs this one's slot; None of one that has no slot, whose time is
+            limited in any case.
     """
 
     def __init__(
-        self, receive: Callable[[], Awaitable[bytes | None]], spare_s: float, is_awaited: Callable[[], bool]
+        self, receive: Callable[[], Awaitable[bytes | None]], spare_s: float, makes_way: Callable[[], bool] | None
     ) -> None:
         self._receive = receive
         self._spare_s = spare_s
-        self._is_awaited = is_awaited
+        self._makes_way = makes_way
         self._come = 0
         self._waited_s = 0.0
 
@@ -39,12 +40,8 @@ class PacedUpload:
         try:
             left_s = max(0.0, self._spare_s + self._come / LEAST_RATE - self._waited_s)
             while not (await asyncio.wait({coming}, timeout=left_s))[0]:
-                if self._is_awaited():
-                    raise TooSlowError(
-                        f"other uploads wait, and this one was waited for more than {self._spare_s:g} s, and a second "
-                        f"for each {LEAST_RATE:,} of its {self._come:,} bytes: send it again later, faster, or in "
-                        "parts: what is stored already is not stored twice"
-                    )
+                if self._makes_way is None or self._makes_way():
+                    raise self._too_slow()
                 left_s = LOOK_S
         finally:
             coming.cancel()
@@ -52,6 +49,18 @@ class PacedUpload:
         self._waited_s += loop.time() - began
         self._come += len(part or b"")
         return part
+
+    def _too_slow(self) -> TooSlowError:
+        told = (
+            f"was waited for more than {self._spare_s:g} s, and a second for each {LEAST_RATE:,} of its "
+            f"{self._come:,} bytes: send it again"
+        )
+        if self._makes_way is None:
+            return TooSlowError(f"the upload {told} faster")
+        return TooSlowError(
+            f"other uploads wait, and this one {told} later, faster, or in parts: what is stored already is not "
+            "stored twice"
+        )
 
     async def read(self) -> bytes:
         """All of it, for a small one."""

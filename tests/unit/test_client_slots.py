@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -27,14 +28,44 @@ def test_a_client_takes_its_share_and_is_forgotten_at_its_end() -> None:
         for _ in range(50):
             await asyncio.sleep(0)
         assert sorted(under_way) == ["a"] * 4 + ["b"]
-        assert slots.is_awaited("a") and not slots.is_awaited("b")
         turns[-2].cancel()  # it waits
         may_end.set()
         await asyncio.gather(*turns, return_exceptions=True)
 
     asyncio.run(all_of_them())
     assert under_way.count("a") == 19
-    assert not slots._clients
+    assert not slots._clients and not slots._leaving
+
+
+def test_as_many_make_way_as_wait() -> None:
+    slots = ClientSlots(4, 2)
+    ways: dict[str, list[Callable[[], bool]]] = {"a": [], "b": [], "c": [], "d": []}
+    may_end = asyncio.Event()
+
+    async def one(client: str) -> None:
+        async with slots.turn(client) as makes_way, slots.threads:
+            ways[client].append(makes_way)
+            await may_end.wait()
+
+    async def make_way(clients: str) -> list[str]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return [client for client in clients for makes_way in ways[client] if makes_way()]
+
+    async def all_of_them() -> None:
+        turns = [asyncio.create_task(one(client)) for client in "aabb"]
+        assert await make_way("aabb") == []
+        turns.append(asyncio.create_task(one("b")))  # more than its share
+        assert await make_way("ab") == ["b"]
+        assert await make_way("ab") == ["b"], "as before"
+        turns += [asyncio.create_task(one(client)) for client in "cd"]
+        assert await make_way("ab") == ["a", "b"], "two wait, and two make way"
+        may_end.set()
+        await asyncio.gather(*turns)
+
+    asyncio.run(all_of_them())
+    assert {client: len(had) for client, had in ways.items()} == {"a": 2, "b": 3, "c": 1, "d": 1}
+    assert not slots._leaving
 
 
 def test_an_upload_is_waited_for_as_long_as_its_bytes_allow() -> None:
@@ -47,8 +78,11 @@ def test_an_upload_is_waited_for_as_long_as_its_bytes_allow() -> None:
 
     async def read() -> None:
         assert await PacedUpload(receive, 0.2, lambda: True).read() == b"x" * LEAST_RATE
-        with pytest.raises(TooSlowError, match="more than 0.2 s, and a second for each 8,192 of its 0 bytes"):
+        limit = "was waited for more than 0.2 s, and a second for each 8,192 of its 0 bytes: send it again"
+        with pytest.raises(TooSlowError, match=f"^other uploads wait, and this one {limit} later, faster, or in parts"):
             await PacedUpload(receive, 0.2, lambda: True).next()
+        with pytest.raises(TooSlowError, match=f"^the upload {limit} faster$"):  # of one without a slot
+            await PacedUpload(receive, 0.2, None).next()
 
     asyncio.run(read())
 
@@ -74,12 +108,12 @@ def test_a_slow_upload_ends_only_when_others_wait(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(0.1)
         return b"x"
 
-    def is_awaited() -> bool:
+    def makes_way() -> bool:
         looks.append(1)
         return len(looks) > 20
 
     async def read() -> None:
-        upload = PacedUpload(receive, 0.0, is_awaited)
+        upload = PacedUpload(receive, 0.0, makes_way)
         while True:
             assert await upload.next() == b"x"
 
@@ -91,7 +125,7 @@ def test_a_slow_upload_ends_only_when_others_wait(monkeypatch: pytest.MonkeyPatc
 def test_a_part_that_comes_after_its_time_is_not_lost() -> None:
     parts = [b"a", b"b", None]
 
-    async def generate():
+    async def generate() -> AsyncIterator[bytes]:
         for part in (b"a", b"b"):
             await asyncio.sleep(0.02)
             yield part
