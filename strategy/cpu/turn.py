@@ -22,6 +22,15 @@ def turned_width(rows: int, lanes: int) -> int:
     return whole + (_ceil_power(rows - whole) if rows > whole else 0)
 
 
+def fit_side_by_side(width: int, rows: int, lanes: int) -> bool:
+    """Return whether turned tiles of some `rows`, which divide the `width` of a buffer, write within its columns.
+
+    The last vector of a tile is stored whole: behind the last tile, a column needs room for it.
+    """
+    apart = turned_width(rows, lanes)
+    return width - rows + apart <= -(-width // apart) * apart
+
+
 def turn(sch: Any, task: Any, column: Any, rank: int, rows: int, lanes: int, dtype: str) -> None:
     """Replace the loops from `column` on, of `lanes` columns and two `rows` or more, that write them transposed.
 

@@ -286,6 +286,13 @@ def test_what_is_chosen_untuned_for_a_dilated_window(size, dilation, chosen):
     assert max(valid, key=lambda c: c.plevel).implementation == chosen
 
 
+@pytest.mark.parametrize(("name", "width"), [(F4, 88), (F2, 88), (F2, 156)])
+def test_images_of_a_dilated_window_are_turned_within_their_lines(name, width):
+    """Their lines have 44 and 78 columns, which tiles of 11 and 13 divide: the last has no room for a whole vector."""
+    attrs = {"padding": 2, "dilation": 2}
+    check(make(f"float32[1,16,15,{width}]", "float32[16,16,3,3]", attrs), name)
+
+
 @pytest.mark.parametrize(("size", "dilation", "chosen"), [(56, 2, BLOCKED_F4), (28, 12, BLOCKED_SPATIAL)])
 def test_what_is_chosen_untuned_for_a_dilated_window_of_a_blocked_image(size, dilation, chosen):
     attrs = {"padding": dilation, "dilation": dilation, "data_layout": "NCHW16c"}

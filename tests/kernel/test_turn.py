@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from strategy.cpu.passes import processor_pipeline
-from strategy.cpu.turn import turn, turned_width
+from strategy.cpu.turn import fit_side_by_side, turn, turned_width
 from strategy.target import Target
 
 
@@ -52,3 +52,10 @@ def test_any_tile(rows: int, lanes: int, dtype: str) -> None:
 
 def test_columns_lie_apart_by_what_is_stored_at_once() -> None:
     assert [turned_width(rows, 8) for rows in (1, 3, 7, 8, 9, 13, 16, 19)] == [1, 4, 8, 8, 9, 16, 16, 20]
+
+
+def test_tiles_beside_each_other_write_within_the_lines_they_are_in() -> None:
+    assert fit_side_by_side(28, 14, 16)
+    assert not fit_side_by_side(44, 11, 16)  # the last tile would write 33 to 48, in columns 48 apart
+    assert not fit_side_by_side(78, 13, 8)
+    assert all(fit_side_by_side(width, 1, lanes) for width in range(1, 99) for lanes in (2, 4, 8, 16))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strategy.cpu.turn import turn, turned_width
+from strategy.cpu.turn import fit_side_by_side, turn, turned_width
 from strategy.layout import block_of, plain_type
 from strategy.ops.conv2d.blocked import lanes_of_block
 from strategy.ops.conv2d.blocked import schedule_padding as schedule_blocks_padding
@@ -306,7 +306,9 @@ def schedule_result(
     sch.reverse_compute_at(turned, line, preserve_unit_loops=True)
     *_, h, o, w = sch.get_loops(turned)
     width, dtype = int(sch.get(w).extent), str(sch.get(turned).writes[0].source.dtype)
-    together = max(d for d in range(1, _TURNED + 1) if width % d == 0)
+    # Tiles that are joined later lie side by side in a whole line; else there is one at a time.
+    fitting = (d for d in range(1, _TURNED + 1) if width % d == 0 and (not joins or fit_side_by_side(width, d, lanes)))
+    together = max(fitting)
     across, w = sch.split(w, [None, together])
     vectors, lane = sch.split(o, [None, lanes])
     sch.reorder(h, across, vectors, lane, w)
