@@ -81,11 +81,12 @@ def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any],
             return tirx.Cast("float32", value) if apart else value
 
         def add_parts(first: Any, length: int) -> None:
+            kind = "int32" if isinstance(extent, int) and extent < 1 << 31 else "int64"
             with script.serial(0, length // _PART) as part:
-                at, places = first + part * _PART, allocate(_PART, "int32")
+                at, places = first + part * _PART, allocate(_PART, kind)
                 with script.serial(0, _PART // _LANES) as v, script.vectorized(0, _LANES) as lane:
                     k = v * _LANES + lane
-                    fill(places, k, place_of(indices[at + k], extent).astype("int32"))
+                    fill(places, k, place_of(indices[at + k], extent).astype(kind))
                 with script.serial(0, _PART) as k:
                     place = own(places[k], 0)
                     fill(sums, place, sums[place] + wide(updates[at + k]))

@@ -137,6 +137,14 @@ def test_rows_of_many_updates(dtype: str) -> None:
         check(work, "scatter_add_in_order.cpu", {"columns": 1, "parallel": parallel}, {"indices": indices})
 
 
+@pytest.mark.parametrize(("extent", "kept"), [(2**31 - 1, "int32"), (2**31, "int64")])
+def test_places_of_long_rows_are_kept_whole(extent: int, kept: str) -> None:
+    inputs = {"data": f"int8[{extent}]", "indices": "int64[64]", "updates": "int8[64]"}
+    config = {"columns": 1, "parallel": False}
+    made = lower(Workload.make("scatter_add", inputs), TARGET, "scatter_add_in_order.cpu", config)
+    assert f'T.alloc_local((T.int64(64),), "{kept}")' in str(made.module)
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize(
