@@ -30,7 +30,7 @@ from strategy.select import SelectionError
 from strategy.suggestion import suggest
 
 log = logging.getLogger(__name__)
-CUT_OFF = 10  # lines a minute about bodies that are cut off
+CUT_OFF = 10  # lines a minute about bodies that are cut off, and clients that have left
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _QUOTED = re.compile(r"'([^']*)'")
 _AT = re.compile(r"^(?P<detail>.*) - at `\$\.?(?P<field>[^`]*)`$", re.DOTALL)
@@ -47,7 +47,7 @@ async def _note_disconnect(limit: LineLimit, request: Request, error: Exception)
     more = limit.admit()
     if more is not None:
         asked = _on_one_line(f"{request.method} {request.url.path}")
-        log.info("%s: the client closed the connection before the end of its body%s", asked, more)
+        log.info("%s: the client closed the connection before its answer%s", asked, more)
     return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
 
 

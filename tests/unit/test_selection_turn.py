@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
 
 from service.access.auth import Actor
 from service.api import selection, wire
 from service.api.selection import BatchRequest, DispatchRequest, EvidenceRequest, SelectRequest
-from service.api.turn import FEW
+from service.api.turn import FEW, in_turn
 from service.context import LARGE_SELECTIONS, SELECTIONS, Context
 from service.settings import Settings
 from strategy.record import encode
@@ -62,7 +63,8 @@ def test_a_large_request_waits_for_the_one_before_it_of_its_client(large: str, m
         monkeypatch.setattr(selection, name, work)
     monkeypatch.setattr(selection, "reply_tagged", lambda *_: Response())
     context = Context(Settings(database="sqlite:////nowhere/plevel.db"))
-    request = Request({"type": "http", "client": None, "headers": []})
+    stays: Any = asyncio.Event().wait
+    request = Request({"type": "http", "client": None, "headers": []}, stays)
 
     async def ask() -> None:
         endpoint, body = LARGE[large]
@@ -76,6 +78,36 @@ def test_a_large_request_waits_for_the_one_before_it_of_its_client(large: str, m
         await asyncio.gather(*asked)
 
     asyncio.run(asyncio.wait_for(ask(), HANG_S))
+
+
+def test_a_client_that_left_before_its_turn_gets_no_answer() -> None:
+    """Else a client that sends a large request again after a time limit would wait for all that it has given up."""
+    context = Context(Settings(database="sqlite:////nowhere/plevel.db"))
+    answered: list[str] = []
+
+    async def ask() -> None:
+        left = asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        request = Request({"type": "http", "client": None, "headers": []}, receive)
+
+        async def put(name: str) -> None:
+            await in_turn(context, request, CLIENTS[0], True, lambda: answered.append(name))
+
+        await put("here")
+        async with context.large_selections.turn(CLIENTS[0].token_id):
+            waiting = asyncio.create_task(put("left while it waits"))
+            await asyncio.sleep(0.05)
+            left.set()
+        for gone in (waiting, put("left before")):
+            with pytest.raises(ClientDisconnect):
+                await gone
+
+    asyncio.run(asyncio.wait_for(ask(), HANG_S))
+    assert answered == ["here"]
 
 
 def test_a_large_body_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
