@@ -1,4 +1,4 @@
-"""The transforms of winograd's convolutions, how TE computes apply them, and which images they do not pay for.
+"""The transforms of winograd's convolutions, and how TE computes apply them.
 
 The points of F(4×4, 3×3) are 0, ±2/3, ±3/2 and ∞: with the usual 0, ±1, ±2 its errors exceed what a
 float32 convolution may be off, with these they are a quarter of that (after Barabasz et al., "Error
