@@ -77,7 +77,7 @@ def _while_loop(
 
 def _folded(value: Any) -> Any:
     known = constant_of(value) if isinstance(value, Expr) else None
-    return value if known is None else Constant(known)
+    return value if known is None else Constant(known.astype(value.tensor_type.dtype))
 
 
 _CONTROL: dict[str, Control] = {"cond": _cond, "scan": _scan, "while_loop": _while_loop}
