@@ -25,12 +25,12 @@ def _histogram(x: Expr, bins: int = 100, low: float = 0, high: float = 0) -> Exp
     n, dtype = math.prod(extents(x)), x.tensor_type.dtype
     require_few(math.prod(e for e in extents(x) if e < PROBED) * bins, f"{bins} bins of {n} elements")
     flat = layer.reshape(x, (n, 1))
-    # In PyTorch's order, whose rounding decides where a bound itself belongs.
-    many = call("multiply", call("subtract", flat, number(low, flat)), number(bins, flat))
-    from_low = call("divide", many, number(high - low, flat))
+    least, most = number(low, flat), number(high, flat)
+    # In PyTorch's order, and its range in the values' dtype: their rounding decides where a bound itself belongs.
+    many = call("multiply", call("subtract", flat, least), number(bins, flat))
+    from_low = call("divide", many, Constant(np.asarray(most.value - least.value)))
     # The last bin has its upper end, too.
     place = call("minimum", call("floor", from_low), number(bins - 1, flat))
-    least, most = number(low, flat), number(high, flat)
     inside = call("logical_and", call("less_equal", least, flat), call("less_equal", flat, most))
     found = call("logical_and", inside, call("equal", place, Constant(np.arange(bins, dtype=dtype)[None])))
     return call("sum", cast(found, dtype), axis=(0,), keepdims=False)
