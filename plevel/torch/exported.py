@@ -511,7 +511,8 @@ def run_program(
     except (IndexError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         place = f" at sizes {'×'.join(map(str, sizes))}" if sizes else ""
-        raise UnfitError(f"PyTorch does not take its example inputs{place}: {reason}") from error
+        taken = "its example inputs" if program.example_inputs else "random inputs, as it has no examples"
+        raise UnfitError(f"PyTorch does not take {taken}{place}: {reason}") from error
     return Reference(_arrays(given), _arrays(outputs), values)
 
 
