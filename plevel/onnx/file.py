@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from plevel.onnx.types import nested
 from plevel.reading import read_file
 from strategy.network.graph import NetworkError
-from strategy.network.size import Dims
+from strategy.network.size import MOST, Dims
 from strategy.types import MAX_ELEMENTS
 
 _MOST_NODES = 1 << 20
@@ -198,7 +198,7 @@ def _formula(name: str, dims: Dims, used: set[str], within: tuple[str, ...] = ()
         within: the names of the sums that it is a part of.
 
     Raises:
-        NetworkError: names depend on each other.
+        NetworkError: names depend on each other, or a number of the sum is out of range.
     """
     if name in within:
         raise NetworkError(f"--dim {', '.join(within)}: given by each other: give one of them a number")
@@ -215,6 +215,8 @@ def _formula(name: str, dims: Dims, used: set[str], within: tuple[str, ...] = ()
     for factor, of in terms:
         each = _formula(of, dims, used, (*within, name)) if of else {"": 1}
         found.update({key: factor * times for key, times in each.items()})
+    if max(found.values()) > MOST:
+        raise NetworkError(f"--dim: {name:.80} is {_shown(found)}, and a number is at most {MOST}: give smaller ones")
     return found
 
 

@@ -252,6 +252,8 @@ def test_sizes_may_be_given_as_sums_of_others(tmp_path: Path, capsys: pytest.Cap
     assert [i["shape"][0] for i in found] == ["n", "n", "m", "n + m", "2*n + 3*m + 1"]
     assert call(*compiled, "--dim", "s71=s71+1") == 2
     assert "--dim s71: given by each other" in capsys.readouterr().err
+    assert call(*compiled, "--dim", "s71=2147483647*rows", "--dim", "rows=2147483647*s11") == 2
+    assert "--dim: s71 is 4611686014132420609*s11, and a number is at most 2147483647" in capsys.readouterr().err
 
 
 @pytest.mark.full

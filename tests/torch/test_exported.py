@@ -31,7 +31,7 @@ from torch.nn.functional import (
     scaled_dot_product_attention,
 )
 
-from plevel.comparison import error_of
+from plevel.comparison import UnfitError, error_of
 from plevel.torch.aten import OPERATORS
 from plevel.torch.exported import import_program, run_program
 from plevel.torch.quantization import define_quantized
@@ -580,6 +580,9 @@ COMPUTED = {
     "steps until a number": (
         lambda x: while_loop(lambda i, x: i.sum() < 4, lambda i, x: (i + 1, x.cos() + i), (torch.tensor([0]), x)), X,
     ),
+    "steps until a real number": (
+        lambda x: while_loop(lambda i, x: i < 1, lambda i, x: (i + 0.25, x.cos() + i), (torch.tensor(0.5), x)), X,
+    ),
     "an input named as an output": (lambda output: output * 2, X),
     "an input unchanged": (lambda x: (x, x.view(8, 4), x + 1), X),
 }
@@ -605,7 +608,10 @@ def test_a_program_computes_what_pytorch_does(name: str) -> None:
 
 
 COMPILED = {
-    "histograms of their bounds": (lambda x: (x.histc(10, 0, 3),), torch.tensor([0.3 * i for i in range(11)])),
+    "histograms of their bounds": (
+        lambda x, y: (x.histc(10, 0, 3), y.histc(3, 0.6, 0.9)),
+        torch.tensor([0.3 * i for i in range(11)]), torch.tensor([0.6, 0.7, 0.8, 0.9]),
+    ),
     "odd numbers": (
         lambda x, p: (x.log1p(), x.sign(), x.clamp(3, 1), p.log2()), ODD, 2.0 ** torch.arange(-40, 50),
     ),
@@ -888,3 +894,11 @@ def test_three_symbolic_sizes_are_the_rows_of_one_product() -> None:
     assert network.sizes is not None
     (output,) = network.outputs.values()
     assert [str(e) for e in network.sizes.encoded(output.tensor_type)] == ["n", "2*m", "2*k", "2"]
+
+
+def test_random_inputs_that_a_program_refuses_are_told_from_examples() -> None:
+    program = torch.export.export(Calls(lambda x, i: x[i]), (torch.randn(1, 4), torch.tensor([0])))
+    program._example_inputs = None
+    _, plain = import_program(program)
+    with pytest.raises(UnfitError, match="random inputs, as it has no examples: index 1 is out of bounds"):
+        run_program(program, plain, ())
