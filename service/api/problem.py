@@ -47,7 +47,7 @@ async def _note_disconnect(limit: LineLimit, request: Request, error: Exception)
     more = limit.admit()
     if more is not None:
         asked = _on_one_line(f"{request.method} {request.url.path}")
-        log.info("%s: the client closed the connection before its answer%s", asked, more)
+        log.info("%s: the client closed the connection before the end of its body, or before its turn%s", asked, more)
     return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
 
 
