@@ -96,15 +96,17 @@ def choose_blocks(network: Network, target: Target, seconds: Callable[[Workload]
 def _expected_s(workload: Workload) -> float:
     """Seconds of a convolution that was not measured, at 100 GFLOP/s; NaN for other operators.
 
-    Depthwise convolutions and winograd's algorithm were measured to take 0.5 to 0.8 of their time in blocked layouts,
-    others as long (AMD Zen 4).
+    In blocked layouts depthwise convolutions were measured to take 0.5 to 0.8 of their time (AMD Zen 4), those by
+    winograd's algorithm 0.84 to 0.97 of it (Zen 5), others as long.
     """
     attrs = workload.attr_node
     if not isinstance(attrs, Conv2DAttrs):
         return math.nan
-    square = workload.input_types[1].concrete_shape[2:] == (3, 3)
-    pays = attrs.groups > 1 or (square and attrs.strides == attrs.dilation == (1, 1))
-    return 1e-11 * (workload.flops or 0) * (0.7 if pays and block_of(attrs.result_layout) > 1 else 1.0)
+    share = 1.0
+    if block_of(attrs.result_layout) > 1:
+        square = workload.input_types[1].concrete_shape[2:] == (3, 3) and attrs.strides == attrs.dilation == (1, 1)
+        share = 0.7 if attrs.groups > 1 else 0.9 if square else 1.0
+    return 1e-11 * (workload.flops or 0) * share
 
 
 class _Blocked:

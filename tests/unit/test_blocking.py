@@ -145,6 +145,12 @@ def test_without_times_those_that_are_to_be_expected_decide():
     assert layouts(choose_blocks(Network((x,), {"y": pixels}, {}), WIDE, lambda w: math.nan)) == {"NCHW"}
 
 
+def test_a_convolution_by_winograd_alone_saves_less_than_its_transforms_take():
+    x, weights = Var("x", "float32[1,64,28,28]"), Weights()
+    alone = Network((x,), {"y": convolution(x, weights, 64, 3)}, {})
+    assert layouts(choose_blocks(alone, WIDE, lambda w: math.nan)) == {"NCHW"}
+
+
 def test_a_network_has_the_layouts_of_its_lock():
     network = classifier()
     blocked = [describe(g, None)[0] for g in groups(choose_blocks(network, WIDE, lambda w: math.nan))]
