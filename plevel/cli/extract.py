@@ -42,7 +42,7 @@ def extract(
     from strategy.table import show_number
 
     option.check_apart("--out", out, [Path(model)])
-    # What the model's own code prints is no part of the document.
+    # The output of the model's own code is no part of the document.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         found = _extract(model, option.read_dims(dim))
     if not found.workloads:

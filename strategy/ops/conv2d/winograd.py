@@ -3,7 +3,7 @@
 F(m×m, 3×3) takes (m + 2)² multiplications for m² outputs where direct takes 9 m²: 4 and 2.25 for one
 output. After Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015). The weight's
 transform is a preparation, done once for a constant weight. Where the window is dilated by d, every d-th row
-and column is an image of its own. A tile's rows are output channels of one group. Where there is one group alone,
+and column is an image of its own. A tile's rows are output channels of one group. Without groups
 `winograd_channels.py` has channels in the lanes.
 """
 

@@ -86,7 +86,7 @@ def schedule_weight(sch: Any, stages: dict[str, Any]) -> None:
 class Tiles:
     """The extents of one convolution: `down` × `across` tiles of each of `images`, and channels in blocks.
 
-    An image has parts of `lines` of tiles. Where the window is dilated by d, every d-th row and column is one.
+    An image has parts of `lines` of tiles. A window that is dilated by d has an image of every d-th row and column.
     """
 
     transform: Transform
