@@ -10,6 +10,9 @@ Importing this package loads no compiler, no web framework and no database.
 
 from __future__ import annotations
 
+import warnings
+from importlib.machinery import PathFinder
+
 TYPE_CHECKING = False  # as in `plevel.__main__`
 if TYPE_CHECKING:
     from typing import Any
@@ -34,6 +37,26 @@ _HOMES = {
     "Embedded": "plevel.embedded",
     "EmbeddedError": "plevel.extra",
 }
+
+
+def _check_packages() -> None:
+    """Tell of a user's own file or package that Python finds before one of plevel's packages of the same name.
+
+    `ImportError` for `strategy`, which everything needs; a warning for the others, as the client works without them.
+    """
+    ours = __file__.removesuffix("plevel/__init__.py")
+    for name in ("strategy", "service", "workers", "migrations"):
+        found = PathFinder.find_spec(name)
+        place = found and found.origin
+        if not place or place == f"{ours}{name}/__init__.py":
+            continue
+        told = f"{place} hides the package {name!r} of plevel: rename it, or leave its folder out of sys.path"
+        if name == "strategy":
+            raise ImportError(told)
+        warnings.warn(told, stacklevel=3)
+
+
+_check_packages()
 
 
 def __getattr__(name: str) -> Any:

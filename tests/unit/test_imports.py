@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,37 @@ def test_no_child_takes_modules_from_the_current_folder() -> None:
                     found += 1
                     assert ast.unparse(node.elts[1]) == "'-P'", f"{path}:{node.lineno}"
     assert found >= 7
+
+
+def import_beside(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Import the client in a process whose first folder of modules is a user's."""
+    return subprocess.run(
+        [sys.executable, "-c", "import plevel; plevel.Client"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_S,
+        env=os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+        cwd=folder,
+    )
+
+
+def test_a_users_module_named_strategy_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "strategy.py").touch()
+    done = import_beside(tmp_path)
+    assert done.returncode == 1
+    assert f"ImportError: {tmp_path}/strategy.py hides the package 'strategy' of plevel" in done.stderr
+
+
+def test_a_users_package_named_service_leaves_the_client(tmp_path: Path) -> None:
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__init__.py").touch()
+    done = import_beside(tmp_path)
+    assert done.returncode == 0
+    assert f"UserWarning: {tmp_path}/service/__init__.py hides the package 'service' of plevel" in done.stderr
+
+
+def test_a_users_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
+    (tmp_path / "strategy").mkdir()
+    done = import_beside(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
