@@ -61,6 +61,8 @@ def _arithmetic(node: ast.expr) -> Expr:
     if isinstance(node, ast.BinOp):
         found: Expr = _OPERATORS[type(node.op)](_arithmetic(node.left), _arithmetic(node.right))
         return found
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return 0 - _arithmetic(node.operand)
     if isinstance(node, ast.Name):
         return Dim(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, int):

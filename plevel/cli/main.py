@@ -33,6 +33,7 @@ from plevel.cli import (
     model,
     ops,
     plot,
+    profile,
     select,
     serve,
     show,
@@ -55,7 +56,8 @@ _PANELS: dict[str, dict[str, Any]] = {
         "extract": extract.extract, "ops": ops.ops,
     },
     "Compile": {
-        "build": build.build, "compile": deploy.compile_model, "show": show.show, "measure": measure.measure,
+        "build": build.build, "compile": deploy.compile_model, "profile": profile.profile, "show": show.show,
+        "measure": measure.measure,
     },
     "Records": {
         "runs": listing.runs, "coverage": listing.coverage, "records": listing.records,
