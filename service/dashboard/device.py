@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Path, Response
 
 from service.context import Ctx
@@ -13,7 +12,7 @@ from service.dashboard.query import device as query
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, PageNumber, render
 from service.queue import worker_status
-from service.store.sql import now
+from service.store.sql import read_clock
 
 router = APIRouter(include_in_schema=False)
 MAX_WORKERS = 100
@@ -31,15 +30,12 @@ def show(
         )
         workers = worker_status.statuses(connection, alive_s)
         quarantined = query.quarantined(connection)
-        values = {
-            "quarantined": quarantined[: query.QUARANTINED],
-            "more_quarantined": len(quarantined) > query.QUARANTINED,
-            "now": connection.execute(sa.select(now())).scalar_one(),
-        }
+        instant = read_clock(connection)
     return render(
         "devices.html", devices=devices[: query.PAGE], more=len(devices) > query.PAGE, page=page,
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
-        hour_s=HOUR_S, sort=by, filters={"since": since, "until": until, "sort": sort}, **values,
+        quarantined=quarantined[: query.QUARANTINED], more_quarantined=len(quarantined) > query.QUARANTINED,
+        hour_s=HOUR_S, sort=by, now=instant, filters={"since": since, "until": until, "sort": sort},
     )
 
 

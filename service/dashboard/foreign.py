@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request, Response
 
 from service.context import Ctx
 from service.dashboard.view import MAX_ID, render
 from service.records import foreign
-from service.store.sql import now
+from service.store.sql import read_clock
 
 router = APIRouter(include_in_schema=False)
 PAGE = 50
@@ -33,7 +32,7 @@ def show(
             connection, tool or None, None, kernel=kernel or None, device_model=device or None,
             limit=LATEST if latest else PAGE, cursor=before,
         )
-        instant = connection.execute(sa.select(now())).scalar_one()
+        instant = read_clock(connection)
     # A task may be of several devices.
     kernels = found.kernels[:LATEST] if latest else found.kernels
     return render(

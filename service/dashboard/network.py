@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.context import Ctx
 from service.dashboard.view import MAX_ID, render
 from service.records import network
-from service.store.sql import now
+from service.store.sql import read_clock
 
 router = APIRouter(prefix="/networks", include_in_schema=False)
 PAGE = 20
@@ -32,7 +31,7 @@ def list_networks(
             connection, None, graph=graph or None, device_model=device or None,
             limit=LATEST if latest else PAGE, cursor=before,
         )
-        instant = connection.execute(sa.select(now())).scalar_one()
+        instant = read_clock(connection)
     return render(
         "networks_table.html" if latest else "networks.html", networks=found.networks,
         next=found.next, now=instant, latest=latest, filters={"graph": graph, "device": device},
@@ -44,7 +43,7 @@ def show(context: Ctx, network_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> Res
     with context.store.read() as connection:
         found = network.find(connection, network_id, None)
         others = network.page(connection, None, graph=found.confirmation.graph, limit=PAGE).networks
-        instant = connection.execute(sa.select(now())).scalar_one()
+        instant = read_clock(connection)
     of = found.confirmation
     return render(
         "network.html", network=found, of=of, now=instant, latest=False,

@@ -20,7 +20,7 @@ from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, PageNumber, render, reply
 from service.queue import fleet
 from service.records.known import check_names
-from service.store.sql import now
+from service.store.sql import read_clock
 from service.store.tables import LIVE
 from service.stream import Stream
 from service.tuning import plan as planning
@@ -48,7 +48,7 @@ def list_runs(
         )
         if not found:
             check_names(connection, op=op)
-        at = connection.execute(sa.select(now())).scalar_one()
+        at = read_clock(connection)
         interrupted = find_interrupted(connection, [r.id for r in found])
     return render(
         "runs.html", runs=found[: run_list.PAGE], more=len(found) > run_list.PAGE, page=page, now=at, sort=by,

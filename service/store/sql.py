@@ -83,6 +83,11 @@ def _postgresql_among(element: among, compiler: Any, **kw: Any) -> str:
     return f"{column} = ANY({given})"
 
 
+def read_clock(connection: sa.Connection) -> float:
+    """The database's clock in Unix seconds."""
+    return float(connection.execute(sa.select(now())).scalar_one())
+
+
 def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT with `on_conflict_do_…`, in the connection's dialect."""
     return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)

@@ -14,7 +14,7 @@ from service.errors import NotFoundError
 from service.queue.fleet import is_alive
 from service.records.best import standing
 from service.records.log import REFERENCE
-from service.store.sql import now
+from service.store.sql import now, read_clock
 from service.store.tables import (
     JobState,
     device,
@@ -46,7 +46,7 @@ def page(
     `span` restricts when they were last seen. Counts are of trials measured here, times with those of calibration
     kernels; `here` is True if a worker has registered the device.
     """
-    at = float(connection.execute(sa.select(now())).scalar_one())
+    at = read_clock(connection)
     last = recent(*record.c["device_id", "run_s", "error", "recorded_at", "phase"], calibration=True)
     is_trial = last.c.phase != Phase.REFERENCE.value
     busy = (

@@ -11,7 +11,7 @@ from service.dashboard.query.run_list import FIRST_TASK
 from service.queue.fleet import of_live
 from service.records.best import standing
 from service.records.ranking import of_one_model
-from service.store.sql import now
+from service.store.sql import read_clock
 from service.store.tables import (
     LIVE,
     MEASURED_HERE,
@@ -62,7 +62,7 @@ def recent(*columns: Any, calibration: bool = False) -> Any:
 
 
 def pulse(connection: sa.Connection) -> Pulse:
-    at = float(connection.execute(sa.select(now())).scalar_one())
+    at = read_clock(connection)
     last = recent(record.c.recorded_at, record.c.error)
     # PostgreSQL's cast rounds, SQLite's truncates: of milliseconds, it makes no difference.
     minute = sa.cast((at - last.c.recorded_at) * 1000, sa.BigInteger) // 60_000
@@ -184,7 +184,7 @@ def noise() -> sa.Subquery:
 
 def faster(connection: sa.Connection, limit: int = 8) -> list[Any]:
     """The best time of a week ago, of tasks whose best on a device model has changed since."""
-    at = float(connection.execute(sa.select(now())).scalar_one())
+    at = read_clock(connection)
     lately = (
         sa.select(*best.c["task_id", "median_s", "updated_at"], best.c.scope_value.label("model"))
         .where(of_one_model(), best.c.updated_at > at - WEEK_S)
