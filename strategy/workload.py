@@ -91,8 +91,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         names = [i.name for i in self.inputs]
         if len(set(names)) != len(names):
             raise WorkloadError(f"{self.op}: two inputs have the same name: {', '.join(names)}")
-        known = {i.name: i for i in self.inputs}
-        for given in (o for step in self.epilogue for o in step.operands if o is not None):
+        known: dict[str, Input] = {}
+        for given in self.all_inputs:
             if known.setdefault(given.name, given).type != given.type:
                 raise WorkloadError(f"{self.op}: {known[given.name]} and {given} have the same name: rename one")
 
@@ -238,6 +238,11 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """The inputs, then those of the epilogue with None for the value so far."""
         return (*self.inputs, *(o for s in self.epilogue for o in s.operands))
 
+    @property
+    def all_inputs(self) -> list[Input]:
+        """The inputs, then those of the epilogue."""
+        return [o for o in self.operands if o is not None]
+
     @cached_property
     def dims(self) -> dict[str, Any]:
         """The dimensions by position, for conditions.
@@ -246,8 +251,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """
         return {
             f"{i.name}.shape[{axis}]": d.value if d.is_constant else d
-            for i in self.operands
-            if i is not None
+            for i in self.all_inputs
             for axis, d in enumerate(i.tensor.shape)
         }
 
@@ -271,7 +275,7 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
     @cached_property
     def is_constant(self) -> bool:
         """Return whether every dimension is known."""
-        return all(i.tensor.is_constant for i in self.operands if i is not None)
+        return all(i.tensor.is_constant for i in self.all_inputs)
 
     def bind(self, dims: Mapping[str, int | Expr]) -> Workload:
         """The workload with symbols replaced by sizes, or by other dimensions."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from strategy.op import OpError, TOpPattern, get_op
 from strategy.types import TensorType, TupleType
-from strategy.workload import EpilogueStep, Input, Workload
+from strategy.workload import EpilogueStep, Workload
 
 Array = NDArray[Any]
 Tolerance = float | Array
@@ -55,7 +55,7 @@ def random_inputs(workload: Workload, seed: int) -> dict[str, Array]:
     factors, ends = workload.operator.get_attr("TFactors", False), workload.operator.get_attr("TEnds")
     product = workload.out_type
     is_product = workload.operator.get_attr("TOpPattern") == TOpPattern.kOutEWiseFusable
-    for given in _all_inputs(workload):
+    for given in workload.all_inputs:
         if given.name not in found:
             kind, own = given.tensor, given in workload.inputs
             result = product if isinstance(product, TensorType) else kind
@@ -91,11 +91,6 @@ def _raise_peaks(workload: Workload, inputs: Mapping[str, Array], rng: np.random
     places[..., 0] = some.shape[-1] - 1
     height = np.clip(height, -_HIGHEST, _HIGHEST)
     np.put_along_axis(some, places, np.asarray(height).astype(data.dtype), axis=-1)
-
-
-def _all_inputs(workload: Workload) -> list[Input]:
-    further = [o for step in workload.epilogue for o in step.operands if o is not None]
-    return [*workload.inputs, *further]
 
 
 def _random(kind: TensorType, rng: np.random.Generator, whole: bool) -> Array:
@@ -201,7 +196,7 @@ def tolerances(
         condition = np.maximum(1, find(workload.attr_node, [inputs[i.name] for i in workload.inputs]))
     # Intermediate values may be rounded to the least precise dtype of inputs and outputs.
     out = workload.out_type
-    kinds = [*(i.tensor for i in _all_inputs(workload)), *(out.fields if isinstance(out, TupleType) else [out])]
+    kinds = [*(i.tensor for i in workload.all_inputs), *(out.fields if isinstance(out, TupleType) else [out])]
     narrowest = max((k.dtype for k in kinds if isinstance(k, TensorType)), key=epsilon)
     found = tuple(absolute_tolerance(o, length, narrowest, condition) for o in outputs)
     steps = workload.epilogue

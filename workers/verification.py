@@ -113,7 +113,7 @@ def _run(module: Any, asked: Request, sizes: Mapping[str, int], channel: Channel
     found: list[Buffer] = []
     for placement in Placement:
         given: dict[str, Buffer] = {}
-        for i in [*workload.inputs, *(o for s in workload.epilogue for o in s.operands if o)]:
+        for i in workload.all_inputs:
             array, dtype = data.inputs[i.name], i.tensor.dtype
             given[i.name] = allocate(f"input {i.name}", array.shape, dtype, placement)
             given[i.name].array[...] = array

@@ -104,7 +104,7 @@ class Entry:
         self.rows = tuple(rows)
         # For each symbolic dimension, the input and axis to read it from.
         self.dims: dict[str, tuple[str, int]] = {}
-        for given in (i for i in workload.operands if i is not None):
+        for given in workload.all_inputs:
             for axis, dim in enumerate(given.tensor.shape):
                 if not dim.is_constant:
                     self.dims.setdefault(str(dim), (given.name, axis))
@@ -257,7 +257,7 @@ def _parameters(
     """The entry's parameters after `dims`, outputs last, and the indices of those of each row."""
     found: dict[tuple[str, ...], Parameter] = {}
     # Rows may know more of the extents than who calls has to say.
-    types = {i.name: i.type for i in workload.operands if i is not None}
+    types = {i.name: i.type for i in workload.all_inputs}
     for i, row in enumerate(rows):
         for a in row.lowered.arguments:
             own = a if a.role in (Role.OUTPUT, Role.PREPARED) else msgspec.structs.replace(a, type=types[a.name])
