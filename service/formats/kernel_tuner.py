@@ -34,6 +34,7 @@ from service.formats.entry import (
 from service.formats.scan import Entry, Frame, scan
 from service.formats.source import Source, load
 from strategy.config import MAX_TEXT
+from strategy.foreign import clean_name
 from strategy.knob import MAX_VALUES
 from strategy.record import ErrorKind
 from strategy.space import Config, ConfigSpace, Knob, SpaceError
@@ -70,7 +71,6 @@ _VENDORS = (
     (re.compile(r"xeon|epyc|ryzen|\bcpu\b|threadripper", re.IGNORECASE), "llvm"),
     (re.compile(r"apple", re.IGNORECASE), "metal"),
 )
-_BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
 def read(source: Source, target: Target | None = None, device_model: str = "") -> Iterator[Item]:
@@ -211,13 +211,13 @@ class _Reader(ABC):
             raise RejectError(
                 Reason.WORKLOAD, f"kernel_name {kernel!r:.40}…: at most 100 characters"
             )
-        clean = _BAD_IN_NAMES.sub("_", kernel) or "kernel"
-        if clean != kernel:
+        name = clean_name(kernel) or "kernel"
+        if name != kernel:
             attrs = {"kernel_name": kernel, **attrs}
         digest = "" if space is None else space.digest
         task = Task(
-            workload=Workload(f"kernel_tuner.{clean}", (), attrs),
-            target=self._target or target_of(device), implementation=f"kernel_tuner:{clean}",
+            workload=Workload(f"kernel_tuner.{name}", (), attrs),
+            target=self._target or target_of(device), implementation=f"kernel_tuner:{name}",
             version=f"1.{digest or 0}", space=digest,
         )
         self._task = checked(task)

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from service.formats.entry import Reason, RejectError
+from strategy.foreign import clean_name
 from strategy.types import TensorType
 from strategy.workload import Input, Workload
 
@@ -41,7 +42,6 @@ _SIGNATURES: dict[str, tuple[str, ...]] = {
     "dense": ("data weight bias out_dtype",),
     "batch_matmul": ("a b", "a b out_shape", "a b out_shape out_dtype transpose_a transpose_b"),
 }
-_BAD_IN_NAMES = re.compile(r"[\s()\[\]{},=+:\"]")
 
 
 def family(name: str) -> str:
@@ -66,7 +66,7 @@ def workload_of(name: str, args: list[Any], kwargs: dict[str, Any]) -> Workload:
             attrs[place] = _taken(place, value, inputs)
     if kwargs:
         attrs["kwargs"] = kwargs
-    return Workload(f"autotvm.{_BAD_IN_NAMES.sub('_', what)}", tuple(inputs), attrs)
+    return Workload(f"autotvm.{clean_name(what)}", tuple(inputs), attrs)
 
 
 def _names(what: str, count: int) -> list[str]:
