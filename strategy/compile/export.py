@@ -175,14 +175,13 @@ def find_compiler() -> str | None:
 
 def missing_compiler() -> str:
     """The reason why there is no C compiler, and the remedy; empty where there is one."""
-    found = find_compiler()
-    if found is None:
-        return "no C compiler is on PATH: install gcc or clang (Debian: apt install gcc), or set CC"
     try:
-        program = shlex.split(found)[0]
-    except (ValueError, IndexError):  # a quote that is not closed, or only spaces
-        program = found
-    return "" if shutil.which(program) else f"CC names {found!r:.80}, which is no program: correct it, or unset it"
+        words = compiler_command()
+    except ToolError as error:
+        return str(error)
+    if shutil.which(words[0]):
+        return ""
+    return f"CC names {shlex.join(words)!r:.80}, which is no program: correct it, or unset it"
 
 
 def compiler_command() -> list[str]:
@@ -193,7 +192,7 @@ def compiler_command() -> list[str]:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise ToolError("no C compiler: install gcc or clang, or set CC")
+        raise ToolError("no C compiler is on PATH: install gcc or clang (Debian: apt install gcc), or set CC")
     try:
         words = shlex.split(compiler)
     except ValueError:  # a quote that is not closed

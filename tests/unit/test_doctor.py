@@ -68,10 +68,16 @@ def test_the_memory_is_that_of_the_smallest_control_group(tmp_path: Path) -> Non
     assert machine_memory(tmp_path) == 16 << 20
 
 
-def test_a_compiler_that_workers_refuse_is_not_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "nonsense -m64")
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [("nonsense -m64", "CC names 'nonsense -m64', which is no program"), ('cc "', "is no command: correct its quotes")],
+)
+def test_a_compiler_that_workers_refuse_is_not_good(
+    command: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", command)
     (found,) = (f for f in doctor._tools() if f.what == "C compiler")
-    assert "CC names 'nonsense -m64', which is no program" in found.remedy
+    assert fault in found.remedy
 
 
 def test_a_compiler_without_openmp_is_not_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
