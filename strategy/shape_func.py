@@ -113,8 +113,7 @@ def run_time_shape(expr: Expr, inputs: Mapping[str, Any]) -> Any:
             ]
             found = output_shapes(node.op, node.attrs, given)
             shapes[node] = found[0] if len(found) == 1 else found
-    result = shapes[expr]
-    return tuple(result)
+    return tuple(shapes[expr])
 
 
 def elemwise_shape_func(attrs: Any, inputs: Sequence[Shape]) -> list[Shape]:

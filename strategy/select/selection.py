@@ -74,7 +74,7 @@ def rank_rivals(
     known: Sequence[Candidate],
     valid: Sequence[Candidate],
     best: Mapping[str, Measured],
-    predicted: Mapping[str, float] | None = None,
+    predicted: Mapping[str, float] = {},
 ) -> tuple[Rival, ...]:
     """The known candidates with their measured or predicted times, the fastest first."""
     rivals = []
@@ -87,7 +87,7 @@ def rank_rivals(
                 tunable=c.tunable, library=c.library,
                 config=m.config if m else None, estimate=m.estimate if m else None,
                 level=m.level if m else None, target=m.target if m else "", model=m.model if m else "",
-                predicted_s=(predicted or {}).get(c.implementation),
+                predicted_s=predicted.get(c.implementation),
             )
         )
     # Then by plevel; sorted() keeps the order of registration on a tie.
