@@ -151,25 +151,23 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
         next((r for r in of.rivals if r.implementation == of.implementation), None) for of in (now, before)
     )
     after = None if own is None else own.estimate
+    if (before.implementation, before.version, before.config, before.estimate) == (
+        now.implementation, now.version, now.config, after,
+    ):
+        return None
     # Times of another target, such as one that is timed otherwise, or of another device model do not compare.
     near = (Level.DEVICE, Level.MODEL)
     alike = own is not None and locked is not None and (
         locked.target in ("", own.target) and (own.level in near) == (locked.level in near)
         and (own.level in near or not locked.target or own.model == locked.model)
     )
-    same = (before.implementation, before.version, before.config, before.estimate) == (
-        now.implementation, now.version, now.config, after,
-    )
-    if same:
-        return None
+    was_s, now_s = (None if e is None else e.median_s for e in (before.estimate, after))
+    ratio: float | None = 0.0  # without an earlier time that compares, it cannot have become worse
+    if was_s is not None and (now_s is None or alike):
+        ratio = None if now_s is None else now_s / was_s
     return {
         "workload": before.workload.key, "target": before.target.key,
-        "locked": _shown(before), "now": _shown(now),
-        "locked_s": None if before.estimate is None else before.estimate.median_s,
-        "now_s": None if after is None else after.median_s,
-        # A selection without an earlier time cannot have become worse.
-        "ratio": 0.0 if before.estimate is None
-        else None if after is None else after.median_s / before.estimate.median_s if alike else 0.0,
+        "locked": _shown(before), "now": _shown(now), "locked_s": was_s, "now_s": now_s, "ratio": ratio,
     }
 
 
