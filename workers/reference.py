@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -201,46 +202,69 @@ def tolerances(
     found = tuple(absolute_tolerance(o, length, narrowest, condition) for o in outputs)
     steps = workload.epilogue
     first = next((n for n, step in enumerate(steps) if not _is_even(step)), len(steps))
+
+    @functools.cache
+    def value() -> Array:
+        """The first output without the epilogue."""
+        known = anchor if steps else outputs
+        return np.asarray((reference(workload.anchor, inputs) if known is None else known)[0])
+
     others: Tolerance = 0.0
     few = outputs[0].size < _FEW and not _has_peaks(workload)
     if len(outputs) == 1 and few and outputs[0].size and outputs[0].dtype.kind in "fV":
         even = (*reversed(workload.shorter), workload)[first]
         others = absolute_tolerance(_others(even, inputs), length, narrowest)
     if first == len(steps) and _hides_terms(workload, length, narrowest) and not few:
-        value = outputs[0] if not steps else (reference(workload.anchor, inputs) if anchor is None else anchor)[0]
-        error = _COARSE * absolute_tolerance(value, length, "float32", condition)
+        error = _COARSE * absolute_tolerance(value(), length, "float32", condition)
         if workload.op in _WEIGHTED:
             # Flash attention rounds the weights of values, too. Of few columns, a row's own size says less of them.
-            size = np.sqrt(np.mean(np.square(value), axis=-1, keepdims=True))
-            error = error + max(2, 8 / np.sqrt(value.shape[-1])) * epsilon(narrowest) * size
-        found = (_of_roundings(steps, value, inputs, error, narrowest),)
+            size = np.sqrt(np.mean(np.square(value()), axis=-1, keepdims=True))
+            error = error + max(2, 8 / np.sqrt(value().shape[-1])) * epsilon(narrowest) * size
+        found = (_of_roundings(steps, value(), inputs, error, narrowest),)
     if any(op in _CANCELLING for op in (workload.op, *(step.op for step in steps))):
-        value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
-        found = (np.maximum(found[0], _cancelled(workload, value, inputs, outputs[0], narrowest)),)
-    if first == len(steps):
-        return (np.maximum(found[0], others), *found[1:])
-    value = np.asarray((reference(workload.anchor, inputs) if anchor is None else anchor)[0])
+        found = (np.maximum(found[0], _cancelled(workload, value(), inputs, outputs[0], narrowest)),)
+    if first < len(steps):
+
+        def error_of(x: Array, least: Tolerance = 0.0) -> Array:
+            return np.maximum(absolute_tolerance(x, length, narrowest, condition), least) + _relative(narrowest, x)
+
+        others = _of_uneven(workload, first, value(), inputs, outputs[0], error_of, others)
+    return (np.maximum(found[0], others), *found[1:])
+
+
+def _of_uneven(
+    workload: Workload, first: int, value: Array, inputs: Mapping[str, Array], right: Array,
+    error_of: Callable[..., Array], least: Tolerance,
+) -> Tolerance:
+    """The error of each element after the step `first`, which may enlarge an error or jump.
+
+    Args:
+        value: the output without the epilogue.
+        error_of: the error that a value may have, and has at least.
+        least: the error before that step.
+    """
+    steps = workload.epilogue
     before = np.asarray(after(steps[:first], value, inputs))
     if before.dtype.kind in "iub":
-        return found
+        return 0.0
     if not first and workload.operator.get_attr("TJumps", False) and np.array_equal(before, np.rint(before)):
-        return found  # nothing is rounded before a jump
-    error = np.maximum(absolute_tolerance(before, length, narrowest, condition), others) + _relative(narrowest, before)
+        return 0.0  # nothing is rounded before a jump
+    error = error_of(before, least)
     with np.errstate(invalid="ignore"):  # of infinities
         # Even steps may remove an error: that of a negative number before relu.
-        off = error + absolute_tolerance(value, length, narrowest, condition) + _relative(narrowest, value)
+        off = error + error_of(value)
         ends = [after(steps[:first], end, inputs) for end in (value - off, value + off)]
         error = np.where((ends[0] == before) & (ends[1] == before), 0, error)
         offs = []
         for end in (before - error, before + error):
-            off = np.abs(np.subtract(after(steps[first:], end, inputs), outputs[0], dtype=np.float64))
+            off = np.abs(np.subtract(after(steps[first:], end, inputs), right, dtype=np.float64))
             offs.append(np.nan_to_num(off, nan=0.0, posinf=np.inf))
-    spread = np.maximum(*offs)
+    spread: Array = np.maximum(*offs)
     jumps = [step.op for step in steps[first:] if get_op(step.op).get_attr("TJumps", False)]
     if jumps:
         # A jump may be on either side of what is rounded before it. Both ends may be whole turns of a remainder away.
         spread = offs[0] + offs[1] + (error if "floor_mod" in jumps else 0)
-    return (np.maximum(found[0], spread),)
+    return spread
 
 
 def _hides_terms(workload: Workload, length: int, narrowest: str) -> bool:
