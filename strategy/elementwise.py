@@ -137,5 +137,3 @@ def _lie_together(block: Any, inner: Sequence[Any], sizes: Sequence[Any]) -> boo
         if not together:
             return False
     return True
-
-

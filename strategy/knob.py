@@ -67,7 +67,7 @@ class Knob:
         return (type(value), value) in self.position
 
     def check_use(self, what: Clause | Expr) -> None:
-        """Raises `SpaceError` where a knob of texts or tuples stands where a number must.
+        """Raise `SpaceError` where a knob of texts or tuples stands where a number must.
 
         Python's arithmetic on them is dangerous: a text times a large number fills the memory.
         """
@@ -90,7 +90,7 @@ class Knob:
 
     @classmethod
     def from_json(cls, data: Any) -> Knob:
-        """Parses the JSON form; raises `SpaceError`."""
+        """Parse the JSON form; raise `SpaceError` if it is none."""
         if not isinstance(data, Mapping) or not isinstance(data.get("values"), list):
             raise SpaceError("a knob is an object with a name and a list of values")
         return cls(data.get("name", ""), data["values"], data.get("kind", "schedule"))

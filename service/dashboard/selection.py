@@ -116,4 +116,3 @@ def _answer(
         for c in known
     }
     return Answer(found, levels, at)
-

@@ -38,6 +38,7 @@ MAX_RECORD = 1 << 21  # of any other line: the largest record of any format
 KEPT = 2_000  # distinct tasks, devices, environments and policies, from one log to the next
 KEPT_BYTES = 1 << 21
 
+
 class _Own(msgspec.Struct):
     """Fields of plevel's own records."""
 
@@ -143,7 +144,7 @@ _decoded = Decoded()  # of all logs: most small ones have the tasks of the last 
 
 
 class _Reader:
-    """Reads lines; parts shared by many records are decoded once for equal bytes."""
+    """A reader of lines; parts shared by many records are decoded once for equal bytes."""
 
     def __init__(self) -> None:
         self._readable = True

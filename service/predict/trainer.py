@@ -46,7 +46,7 @@ class Trainer(Background):
         self._child: tuple[subprocess.Popen[str], tuple[str, str], bool] | None = None
 
     def stop(self) -> None:
-        """Ends the thread, and the training with it."""
+        """End the thread, and the training with it."""
         super().stop()
         self._end_child()
 

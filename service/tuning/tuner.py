@@ -71,7 +71,7 @@ class Tuner(Background):
         self._remeasure_at = 0.0  # time.monotonic
 
     def stop(self) -> None:
-        """Ends the thread after the step that it is in, and gives its runs to other services."""
+        """End the thread after the step that it is in, and give its runs to other services."""
         super().stop()
         try:
             self._ownership.give_up(self.store)
@@ -79,7 +79,7 @@ class Tuner(Background):
             log.warning("runs were not released; other services take them over when their leases expire: %s", error)
 
     def step(self) -> None:
-        """Takes expired leases back, and brings each live run one step further."""
+        """Take expired leases back, and bring each live run one step further."""
         try:
             self._step()
         except Exception:

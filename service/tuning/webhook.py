@@ -95,12 +95,12 @@ class Postman(Background):
         self._settings = settings
 
     def step(self) -> None:
-        """Sends all that is due."""
+        """Send all that is due."""
         while not self._stopping.is_set() and self.send():
             pass
 
     def send(self) -> bool:
-        """Sends what has been due the longest; False where nothing is."""
+        """Send what has been due the longest; False where nothing is."""
         with self._store.read() as connection:
             due = connection.execute(_due(self._settings.webhook_retry_s)).one_or_none()
         if due is None:

@@ -1,4 +1,4 @@
-"""Runs: pages of them, and the parts of one run."""
+"""One run: its head, progress, workloads, leaders, curves and failures."""
 
 from __future__ import annotations
 
