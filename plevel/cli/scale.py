@@ -34,7 +34,8 @@ from plevel.reading import read_file
 
 if TYPE_CHECKING:
     from plevel.client import Client
-    from plevel.pilots.scaler import Backlog
+    from plevel.pilots.engine import Pilot
+    from plevel.pilots.scaler import Backlog, Bounds
 
 # SLURM kills what it has cancelled after 30 s, PBS after 10 (`kill_delay`), Kubernetes when the pod says.
 _GRACE = {"slurm": "25s", "pbs": "8s", "kubernetes": "110s", "local": "25s"}
@@ -99,7 +100,7 @@ def scale(
 
     require("cluster", "kubernetes" if kind == "kubernetes" else "parsl")
     from plevel.pilots.engine import Engine, EngineError
-    from plevel.pilots.scaler import Bounds, Scaler, describe, plan
+    from plevel.pilots.scaler import Bounds, Scaler
     from strategy.record import encode
     from strategy.target import Target
 
@@ -129,17 +130,8 @@ def scale(
     try:
         engine = Engine(kind, profile.provider, name, state)
         if dry_run:
-            backlog, pilots = look(), engine.pilots()
-            wanted = plan(backlog, pilots, bounds)
-            options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
-            late = f"{len(wanted.cancel)} that have not started, if they are still too many in {profile.idle_exit}"
-            tell(
-                f"{describe(backlog, pilots)}\n"
-                + (f"would cancel {late}\n" if wanted.cancel else "")
-                + f"would submit {wanted.submit}, each with {options}, to run\n  {command}",
-                {"target": target, "queued": backlog.queued, "pilots": [p.id for p in pilots],
-                 "submit": wanted.submit, "cancel": wanted.cancel, "command": command},
-            )
+            text, value = _forecast(profile, look(), engine.pilots(), bounds, command)
+            tell(text, {"target": target, **value})
             return
     except EngineError as error:
         raise CommandError(f"{path}: {error}") from error
@@ -166,6 +158,26 @@ def _read(path: Path) -> _Profile:
         if option.read_age(f"{path}: {name}", text) == 0:
             raise UsageError(f"{path}: {name} {text}: a pilot would end before its first job: write a longer time")
     return profile
+
+
+def _forecast(
+    profile: _Profile, backlog: Backlog, pilots: tuple[Pilot, ...], bounds: Bounds, command: str
+) -> tuple[str, dict[str, Any]]:
+    """The text and the JSON of what would be submitted and cancelled."""
+    from plevel.pilots.scaler import describe, plan
+
+    wanted = plan(backlog, pilots, bounds)
+    options = ", ".join(f"{k}={v!r}" for k, v in profile.provider.items()) or "no options"
+    late = f"{len(wanted.cancel)} that have not started, if they are still too many in {profile.idle_exit}"
+    text = (
+        f"{describe(backlog, pilots)}\n"
+        + (f"would cancel {late}\n" if wanted.cancel else "")
+        + f"would submit {wanted.submit}, each with {options}, to run\n  {command}"
+    )
+    return text, {
+        "queued": backlog.queued, "pilots": [p.id for p in pilots], "submit": wanted.submit, "cancel": wanted.cancel,
+        "command": command,
+    }
 
 
 def _command(profile: _Profile, url: str, grace: str) -> str:
