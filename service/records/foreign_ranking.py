@@ -16,7 +16,8 @@ import sqlalchemy as sa
 from msgspec import Meta
 
 from service.formats.gpu import arch_of_model
-from service.records.foreign_reading import BODIES, SIZES, Group, read_configs, read_each
+from service.records.best import read_configs
+from service.records.foreign_reading import BODIES, SIZES, Group, read_each
 from service.store.tables import advice, record
 from service.store.text import read_json
 from strategy.record import AskedWorkload
@@ -134,11 +135,11 @@ def _likeness(group: Group, model: str, arch: str) -> Likeness:
 def read_best(connection: sa.Connection, rankings: list[Ranking]) -> list[ForeignBest]:
     """The answers of problems, in their order."""
     answers = iter(read_answers(connection, [r for one in rankings for r in one.best]))
-    failed = iter(read_configs(connection, [r for one in rankings for r in one.failed]))
+    configs = read_configs(connection, [r.id for one in rankings for r in one.failed])
     return [
         ForeignBest(
             answers=tuple(islice(answers, len(one.best))),
-            failed=tuple(map(Config, islice(failed, len(one.failed)))),
+            failed=tuple(Config(configs[r.id]) for r in one.failed),
         )
         for one in rankings
     ]

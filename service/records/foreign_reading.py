@@ -205,15 +205,8 @@ SIZES = {
     ).where(among(table.c.id))
     for table in (record, advice)
 }
-_CONFIGS = sa.select(*record.c["id", "config"]).where(among(record.c.id))
 
 
 def read_each(connection: sa.Connection, query: sa.Select[Any], ids: Sequence[int]) -> dict[int, Any]:
     """The rows of a query of ids, by their ids."""
     return {r.id: r for r in connection.execute(query, {"ids": ids})} if ids else {}
-
-
-def read_configs(connection: sa.Connection, rows: Sequence[Any]) -> list[Any]:
-    """The configurations of measured results, in their order."""
-    found = read_each(connection, _CONFIGS, [r.id for r in rows])
-    return [found[r.id].config for r in rows]
