@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from service.formats.entry import (
     MAX_COST_S,
+    MAX_SAMPLES,
     Attachment,
     ImportedRecord,
     Item,
@@ -37,7 +38,6 @@ from strategy.config import MAX_PARTS, MAX_TEXT
 from strategy.record import ErrorKind, analyse
 
 MAX_KNOBS = 100
-MAX_COSTS = 10_000
 
 Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -78,7 +78,7 @@ class _Config(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # Costs, the number of the error, the cost of all, and the timestamp.
-_Result = tuple[Annotated[list[float], Meta(max_length=MAX_COSTS)], int, float, float]
+_Result = tuple[Annotated[list[float], Meta(max_length=MAX_SAMPLES)], int, float, float]
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -228,11 +228,11 @@ def _as_text(value: Any) -> str:
 
 def _task(data: Any, template: str | None = None) -> tuple[Task, str]:
     """The task of `input`, and its target as written."""
-    if not isinstance(data, list) or len(data) != 4:
-        raise RejectError(Reason.FIELD, "input: expected [target, task, args, kwargs]")
-    spec, name, args, kwargs = data
-    if not isinstance(spec, str) or not isinstance(name, str) or not isinstance(args, list):
-        raise RejectError(Reason.FIELD, "input: expected [target, task, args, kwargs]")
+    match data:
+        case [str(spec), str(name), list(args), kwargs]:
+            pass
+        case _:
+            raise RejectError(Reason.FIELD, "input: expected [target, task, args, kwargs]")
     if not isinstance(kwargs, dict):
         raise RejectError(Reason.FIELD, "input: kwargs: expected an object")
     full = name if template is None else f"{name}.{template}"

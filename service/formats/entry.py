@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from strategy.condition import SpecializedCondition
 from strategy.record import Device, ErrorKind, Name, Phase, TimingPolicy, WireError, to_json
@@ -22,8 +23,10 @@ from strategy.types import TypeSyntaxError
 from strategy.workload import Workload, WorkloadError
 
 MAX_COST_S = 1e9  # what AutoTVM and MetaSchedule write if there is no time
+MAX_SAMPLES = 10_000  # of one record
 MAX_CACHED = 20_000  # values of one kind, which many records share
 
+Samples = Annotated[tuple[Annotated[float, Meta(gt=0, lt=MAX_COST_S)], ...], Meta(max_length=MAX_SAMPLES)]
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Meta
 
 from service.formats.entry import (
-    MAX_COST_S,
     ImportedRecord,
     Item,
     Reason,
     RejectError,
+    Samples,
     Task,
     checked,
     config_key,
@@ -44,9 +44,7 @@ Text = Annotated[str, Meta(max_length=200)]
 
 class _Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any]
-    samples_s: Annotated[
-        tuple[Annotated[float, Meta(gt=0, lt=MAX_COST_S)], ...], Meta(max_length=10_000)
-    ] = ()
+    samples_s: Samples = ()
     error: ErrorKind | None = None
     message: Annotated[str, Meta(max_length=1000)] = ""
     extra: msgspec.Raw = msgspec.Raw(b"")

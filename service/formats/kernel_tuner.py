@@ -20,6 +20,7 @@ from typing import Any
 
 from service.formats.entry import (
     MAX_COST_S,
+    MAX_SAMPLES,
     Attachment,
     ImportedRecord,
     Item,
@@ -41,7 +42,6 @@ from strategy.space import Config, ConfigSpace, Knob, SpaceError
 from strategy.target import Target
 from strategy.workload import Workload
 
-MAX_SAMPLES = 10_000
 _IN_MEMORY = 1 << 24
 
 _FAILURES = {

@@ -20,6 +20,7 @@ from msgspec import Meta
 
 from service.formats.entry import (
     MAX_COST_S,
+    MAX_SAMPLES,
     Attachment,
     ImportedRecord,
     Item,
@@ -46,7 +47,7 @@ MAX_WORKLOADS = 100_000
 _HASH = re.compile(r"-?[0-9]{1,20}")
 _Body = tuple[
     tuple[msgspec.Raw, list[tuple[int, Any]]],
-    Annotated[list[float], Meta(max_length=10_000)] | None,
+    Annotated[list[float], Meta(max_length=MAX_SAMPLES)] | None,
     msgspec.Raw,
     msgspec.Raw,
 ]
@@ -175,11 +176,11 @@ def _task(hashed: str, module: str, target: Any, arguments: Any) -> Task:
         raise RejectError(Reason.TARGET, "the record names no target")
     inputs = []
     for i, entry in enumerate(arguments or ()):
-        if not isinstance(entry, list) or len(entry) != 3 or entry[0] != "TENSOR":
-            raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
-        if not isinstance(entry[1], str) or not isinstance(entry[2], list):
-            raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
-        inputs.append(Input(f"arg{i}", str(TensorType(entry[2], entry[1]))))
+        match entry:
+            case ["TENSOR", str(dtype), list(shape)]:
+                inputs.append(Input(f"arg{i}", str(TensorType(shape, dtype))))
+            case _:
+                raise RejectError(Reason.TYPE, f"args_info[{i}] = {entry!r:.80}: expected a tensor")
     attrs = {"structural_hash": hashed, "module": module}
     task = Task(
         workload=Workload("metaschedule.module", tuple(inputs), attrs),

@@ -17,12 +17,12 @@ from msgspec import Meta
 from service.formats import autotvm, kernel_tuner, metaschedule
 from service.formats.entry import (
     MAX_CACHED,
-    MAX_COST_S,
     Attachment,
     ImportedRecord,
     Item,
     Reason,
     RejectError,
+    Samples,
     Task,
     checked,
     config_key,
@@ -83,9 +83,7 @@ class _Record(
     source: Text
     task: msgspec.Raw
     config: dict[Text, Value]
-    samples_s: Annotated[
-        tuple[Annotated[float, Meta(gt=0, lt=MAX_COST_S)], ...], Meta(max_length=10_000)
-    ] = ()
+    samples_s: Samples = ()
     error: ErrorKind | None = None
     advice: bool = False  # a winner without a time
     message: Annotated[str, Meta(max_length=20_000)] = ""
