@@ -42,16 +42,10 @@ class Dim(Expr):
             super().__init__(str(op), args, value)
         elif isinstance(op, Expr):
             super().__init__(op.op, op.args, op.value)
-        elif isinstance(op, str):
-            if not _SYMBOL.match(op):
-                raise TypeSyntaxError(
-                    f"{op!r:.80} is not a dimension: use an integer or a name such as m"
-                )
+        elif isinstance(op, str) and _SYMBOL.match(op):
             super().__init__("var", (op,))
-        elif isinstance(op, bool) or not hasattr(op, "__index__"):
-            raise TypeSyntaxError(
-                f"{op!r:.80} is not a dimension: use an integer or a name such as m"
-            )
+        elif isinstance(op, str | bool) or not hasattr(op, "__index__"):
+            raise TypeSyntaxError(f"{op!r:.80} is not a dimension: use an integer or a name such as m")
         else:
             size = int(op)
             if not 0 <= size <= MAX_DIM:
