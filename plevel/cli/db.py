@@ -1,4 +1,4 @@
-"""`plevel db`: the database's schema."""
+"""`plevel db`: a database's schema, backups, and deletion of records."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from plevel.cli.error import CommandError, UsageError
 if TYPE_CHECKING:
     from service.store.db import Connection, Store
 
+_Yes = Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")]
 app = typer.Typer(help="A database's schema, backups, and deletion of records.", no_args_is_help=True)
 
 
@@ -46,7 +47,7 @@ def upgrade(database: option.Database = None, as_json: option.AsJson = False) ->
 @app.command()
 def downgrade(
     schema: Annotated[str, typer.Argument(metavar="SCHEMA", help="The revision, such as 0005.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
+    yes: _Yes = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
@@ -138,7 +139,7 @@ def prune(
     keep_best: Annotated[
         int, typer.Option("--keep-best", metavar="K", min=1, help="Keep the K fastest configurations of each task.")
     ] = 10,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
+    yes: _Yes = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
@@ -205,7 +206,7 @@ def purge(
             "--source", metavar="TOOL", help="Only records of this tool or format: triton, helion, vllm, autotvm …"
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without it, only print what would be done.")] = False,
+    yes: _Yes = False,
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
