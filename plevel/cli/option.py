@@ -185,7 +185,7 @@ Seed = Annotated[
     int,
     typer.Option("--seed", metavar="N", min=0, callback=check_number, help="The seed of all random choices."),
 ]
-# Of TLS between a Dask scheduler and its builders and workers.
+# Of TLS between a Dask scheduler and its builders and workers; the key of a service's, too.
 Authority = Annotated[
     Path | None,
     typer.Option("--tls-ca", metavar="FILE", help="The authority that signed the scheduler's certificate, in PEM."),

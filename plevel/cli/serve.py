@@ -34,9 +34,7 @@ def serve(
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve HTTPS with this PEM certificate chain.")
     ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="The certificate's key.")
-    ] = None,
+    tls_key: option.Key = None,
     as_json: Annotated[bool, typer.Option("--json", help="As --log json.")] = False,
 ) -> None:
     """Run the service over a database.
