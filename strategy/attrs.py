@@ -119,25 +119,22 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    for one in _alternatives(kind):
-        if one is type(None) or one is None:
-            if value is None:
-                return True
-        elif typing.get_origin(one) is tuple:
-            entry, *rest = typing.get_args(one)
-            if isinstance(value, tuple) and (rest == [Ellipsis] or len(value) == 1 + len(rest)):
-                kinds = [entry] * len(value) if rest == [Ellipsis] else [entry, *rest]
-                if all(_is_a(v, k) for v, k in zip(value, kinds, strict=True)):
-                    return True
-        elif one is float:
-            if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
-                return True
-        elif one is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return True
-        elif isinstance(value, one):
-            return True
-    return False
+    return any(_is_one(value, one) for one in _alternatives(kind))
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    if kind is type(None) or kind is None:
+        return value is None
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        entry, *rest = typing.get_args(kind)
+        kinds = [entry] * len(value) if rest == [Ellipsis] else [entry, *rest]
+        return len(value) == len(kinds) and all(map(_is_a, value, kinds))
+    if kind in (int, float):
+        numbers = int if kind is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool) and value == value
+    return isinstance(value, kind)
 
 
 def _fits(value: Any) -> bool:
