@@ -319,3 +319,42 @@ def test_tiles_of_a_spatial_pack_leave_registers_to_the_pixels_of_a_step(channel
     target = Target.parse("llvm -mcpu=emeraldrapids -num-cores=2")
     (found,) = (c for c in candidates(work, target) if c.implementation == "conv2d_nchw_spatial_pack.cpu")
     assert (found.fallback["rows"], found.fallback["width"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attrs", "implementation", "expected"),
+    [
+        ("float32[1,64,9,9] float32[64,1,9,9]", {"groups": 64, "padding": 4}, "depthwise_conv2d_nchw.cpu", "unrolled"),
+        ("float32[1,64,32,32] float32[64,1,31,31]", {"groups": 64, "padding": 15}, "depthwise_conv2d_nchw.cpu", "rows"),
+        ("float32[1,64,1,4096] float32[64,1,1,2048]", {"groups": 64}, "depthwise_conv2d_nchw.cpu", "loops"),
+        (
+            "float32[1,28,28,64] float32[31,31,1,64]",
+            {"groups": 64, "padding": 15, "data_layout": "NHWC", "kernel_layout": "HWIO"},
+            "depthwise_conv2d_nhwc.cpu", "rows",
+        ),
+        (
+            "float32[1,8,28,28,8] float32[64,1,31,31]", {"groups": 64, "padding": 15, "data_layout": "NCHW8c"},
+            "depthwise_conv2d_nchwc.cpu", "rows",
+        ),
+        ("float32[1,16,1,4096] float32[64,16,1,1024]", {}, "conv2d_nchw_spatial_pack.cpu", "loops"),
+        ("float32[1,1,1,4096] float32[16,1,1,400]", {}, "conv2d_nchw_lines.cpu", "loops"),
+        (
+            "bfloat16[1,1,4096,16] bfloat16[64,1,1024,16]", {"data_layout": "NHWC", "kernel_layout": "OHWI"},
+            "conv2d_nhwc_dot.cpu", "loops",
+        ),
+    ],
+)
+def test_a_large_window_is_not_unrolled(inputs, attrs, implementation, expected):
+    """LLVM takes minutes for code of some ten thousand products."""
+    workload = Workload.make("conv2d", dict(zip(("data", "weight"), inputs.split(), strict=True)), attrs, ["weight"])
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    (found,) = (c for c in candidates(workload, target) if c.implementation == implementation)
+    assert found.fallback["window"] == expected
+
+
+def test_a_long_row_of_a_window_is_not_unrolled_in_place():
+    shapes = {"data": "float32[1,1,1,4351]", "weight": "float32[32,1,1,256]"}
+    target = Target.parse("llvm -mcpu=znver4 -num-cores=2")
+    found = candidates(Workload.make("conv2d", shapes, constants=["weight"]), target)
+    (fallback,) = (c.fallback for c in found if c.implementation == "conv2d_nchw_im2col.cpu")
+    assert (fallback["in_place"], fallback["unroll"]) == (True, 1)

@@ -15,6 +15,7 @@ from strategy.cpu.tile import largest_divisor, round_up, up_to
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, place_padding, whole_padding
+from strategy.ops.conv2d.product import usual_window
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -119,13 +120,14 @@ def space(
     def fallback() -> dict[str, Any]:
         fitting = min((x for x in lanes if x >= min(out_w, full)), default=full)
         vectors = min(wide, 2)
+        rows = max(r for r in _ROWS if out_h % r == 0 and r * vectors <= 8)
         return {
             "lanes": fitting,
             "vectors": vectors,
-            "rows": max(r for r in _ROWS if out_h % r == 0 and r * vectors <= 8),
+            "rows": rows,
             "block": largest_divisor(_BLOCKS, channels, channels // (2 * target.threads)),
             "pad": ("task" if in_cache else "tile") if any(attrs.padding) else "apart",
-            "window": "unrolled",
+            "window": usual_window("unrolled", inputs[1].concrete_shape[2:], rows * vectors),
         }
 
     return ConfigSpace(

@@ -13,7 +13,7 @@ from strategy.cpu.tile import round_up
 from strategy.layout import block_of
 from strategy.ops.conv2d.blocked import lanes_of_block, schedule_padding
 from strategy.ops.conv2d.depthwise_space import space_of_pixels
-from strategy.ops.conv2d.layout import plain_weight
+from strategy.ops.conv2d.layout import plain_inputs, plain_weight
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import pad_zeros, place_padding, whole_padding
 from strategy.schedule import (
@@ -40,7 +40,8 @@ def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType
     """As of any pixels; blocks of channels are tasks, too."""
     batch, blocks, out_h, out_w, _ = (int(d) for d in out_type.shape)
     wanted = 1 if batch * blocks % target.threads == 0 else target.threads
-    return space_of_pixels(attrs, out_h, out_w, target, lambda d: d >= wanted)
+    window = plain_inputs(attrs, inputs)[1].concrete_shape[2:]
+    return space_of_pixels(attrs, window, out_h, out_w, target, lambda d: d >= wanted)
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

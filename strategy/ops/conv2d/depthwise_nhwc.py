@@ -48,8 +48,8 @@ def add(strategy: OpStrategy, attrs: Conv2DAttrs, inputs: Sequence[TensorType], 
 def space(attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """As of any pixels, and the order of tiles: all channels of some pixels, or all pixels of a vector."""
     out_h, out_w = int(out_type.shape[1]), int(out_type.shape[2])
-    threads = target.threads
-    return space_of_pixels(attrs, out_h, out_w, target, lambda d: d >= threads and d % threads == 0, [_INNER])
+    window, threads = plain_inputs(attrs, inputs)[1].concrete_shape[2:], target.threads
+    return space_of_pixels(attrs, window, out_h, out_w, target, lambda d: d >= threads and d % threads == 0, [_INNER])
 
 
 def prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], config: Config) -> dict[int, Callable[[Any], Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from strategy.cpu.tile import round_up, up_to, whole_blocks
 from strategy.ops.conv2d.operator import Conv2DAttrs
+from strategy.ops.conv2d.product import usual_window
 from strategy.space import ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 
@@ -19,7 +20,8 @@ _NO_PAD = Knob("pad", ["apart"])
 
 
 def space_of_pixels(
-    attrs: Conv2DAttrs, out_h: int, out_w: int, target: Target, fits: Callable[[int], bool], order: Sequence[Knob] = ()
+    attrs: Conv2DAttrs, window: Sequence[int], out_h: int, out_w: int, target: Target, fits: Callable[[int], bool],
+    order: Sequence[Knob] = (),
 ) -> ConfigSpace:
     """The pixels whose sums are kept, tasks of rows, and where the padding is made.
 
@@ -27,6 +29,7 @@ def space_of_pixels(
     bounds are checked where the image is read (`inline`).
 
     Args:
+        window: its height and width.
         fits: the fallback takes the fewest tasks for which it is true, else the most.
         order: knobs of the order of tiles, of which the fallback takes the first values.
     """
@@ -37,13 +40,14 @@ def space_of_pixels(
         # Few idle pixels, many at a time: of one row, whose bounds are checked together.
         fitting = [c for c in _COLUMNS if c <= out_w and c + 3 <= target.vector_registers]
         parts = [d for d in divisors(tiles[1]) if d <= _MOST_TASKS]
+        columns = min(fitting, key=lambda c: round_up(out_w, c) * (1 + 1 / c))
         return {
             "rows": 1,
-            "columns": min(fitting, key=lambda c: round_up(out_w, c) * (1 + 1 / c)),
+            "columns": columns,
             "tasks": next(filter(fits, parts), parts[-1]),
             **{k.name: k.values[0] for k in order},
             "pad": "inline" if any(attrs.padding) else "apart",
-            "window": "unrolled",
+            "window": usual_window("unrolled", window, columns),
         }
 
     return ConfigSpace(

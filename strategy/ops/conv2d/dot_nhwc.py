@@ -34,7 +34,14 @@ from strategy.ops.conv2d.dot_form import Form, copied, prepare, unfolded
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import schedule_padding
-from strategy.ops.conv2d.product import INNER, Geometry, fitting_blocks, idle_window, split_groups
+from strategy.ops.conv2d.product import (
+    INNER,
+    Geometry,
+    fitting_blocks,
+    idle_window,
+    split_groups,
+    usual_window,
+)
 from strategy.schedule import Outs, compute_stage, find_stages, integer, store_tile, unroll_tile
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -86,11 +93,13 @@ def space(
         rows, width = best_tile_of(across, o, lanes, target.vector_registers, target.multiply_adds)
         panels, count = -(-o // width) * geometry.groups * int(geometry.batch), parts(rows)
         shared = panels < 2 * target.threads
+        unroll = largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w))
+        window = geometry.kernel_h, 1 if form.in_rows else geometry.kernel_w
         return {
             "rows": rows,
             "width": width,
-            "window": "rows",
-            "unroll": largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w)),
+            "window": usual_window("rows", window, rows * width // lanes * unroll),
+            "unroll": unroll,
             "o_block": 1,
             "p_block": largest_divisor(p_blocks, count, -(-count // target.threads) if shared else count),
             "inner": "pixels",

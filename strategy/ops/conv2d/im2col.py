@@ -36,6 +36,7 @@ from strategy.ops.conv2d.pad import (
 )
 from strategy.ops.conv2d.product import (
     INNER,
+    MOST_UNROLLED,
     Geometry,
     fitting_blocks,
     pack_rows,
@@ -144,10 +145,11 @@ def space_of_columns(
             ((r, w) for w in whole for r in ROWS if high.has(r) and (r + 1) * w < target.vector_registers * lanes),
             key=lambda t: tile_share(o, t[0], t[1] // lanes, target.multiply_adds),
         )
+        is_short = geometry.kernel_w * rows * width // lanes <= MOST_UNROLLED
         return {
             "rows": rows,
             "width": width,
-            "unroll": geometry.kernel_w if unroll.has(geometry.kernel_w) else 1,
+            "unroll": geometry.kernel_w if unroll.has(geometry.kernel_w) and is_short else 1,
             "o_block": 0,
             "image_rows": max((h for h in heights if tasks(h) >= 4 * target.threads), default=heights[0]),
             "inner": "pixels",

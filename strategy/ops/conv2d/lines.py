@@ -39,6 +39,7 @@ from strategy.ops.conv2d.product import (
     pack_rows,
     schedule_packing,
     split_groups,
+    usual_window,
 )
 from strategy.ops.conv2d.spatial_pack import WINDOW, schedule_window
 from strategy.schedule import (
@@ -107,7 +108,7 @@ def space(
         return {
             "rows": rows,
             "width": vectors * lanes,
-            "window": "rows",
+            "window": usual_window("rows", (geometry.kernel_h, geometry.kernel_w), rows * vectors),
             "lines": max(filter(fits, divisors(out_h)), default=1),
             "inner": "pixels",
         }

@@ -33,6 +33,7 @@ from strategy.types import TensorType
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 25, 32, 48, 64, 96, 128)
 INNER = Knob("inner", ["channels", "pixels"])
 USUAL = 56  # rows and columns of an image of any size: only a fallback rests on it
+MOST_UNROLLED = 2048  # products of a window and a tile; those of 31 × 31 and 14 columns take LLVM minutes
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,14 @@ def fitting_blocks(counts: Sequence[int], part: int) -> list[int]:
 def idle_window(geometry: Geometry) -> dict[str, Clause]:
     """The condition under which the knob `window` is idle: a window of one pixel has no loops."""
     return {"window": ALWAYS} if geometry.kernel_h == geometry.kernel_w == 1 else {}
+
+
+def usual_window(wanted: str, window: Sequence[int], tile: int) -> str:
+    """The untuned value of the knob `window`: `wanted`, or one of fewer unrolled loops around a tile's products."""
+    kernel_h, kernel_w = window
+    if wanted == "unrolled" and kernel_h * kernel_w * tile <= MOST_UNROLLED:
+        return wanted
+    return "rows" if kernel_w * tile <= MOST_UNROLLED else "loops"
 
 
 def pack_rows(rows: int, groups: int) -> Callable[[Any], Any]:

@@ -46,6 +46,7 @@ from strategy.ops.conv2d.product import (
     idle_window,
     pack_rows,
     split_groups,
+    usual_window,
 )
 from strategy.ops.conv2d.task_padding import BY_TASK, have_lines, is_large, tiles_of_task
 from strategy.schedule import (
@@ -119,7 +120,7 @@ def space(
         return {
             "rows": rows,
             "width": width,
-            "window": "rows",
+            "window": usual_window("rows", (geometry.kernel_h, geometry.kernel_w), rows * width // lanes),
             "o_block": o_block,
             "p_block": p_block,
             "inner": "pixels",

@@ -13,6 +13,7 @@ from strategy.cpu.tile import largest_divisor, round_up, tile_share, up_to
 from strategy.layout import block_of, laid_out, plain, plain_index, transform_image
 from strategy.ops.conv2d.blocked import schedule_blocks
 from strategy.ops.conv2d.pad import copy_by_vectors, pad_zeros, whole_padding
+from strategy.ops.conv2d.product import MOST_UNROLLED
 from strategy.ops.depthwise_separable_conv2d.operator import DepthwiseSeparableConv2DAttrs
 from strategy.order import at_least, at_most
 from strategy.schedule import (
@@ -33,7 +34,6 @@ from strategy.types import TensorType
 _ROWS = (1, 2, 4, 7, 8)
 _COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 16, 20, 28)
 _VECTORS = (1, 2, 3, 4, 6)
-_MOST_UNROLLED = 2048  # products of a window and a tile; those of 31 × 31 and 14 columns take LLVM minutes
 
 
 def _lanes(attrs: DepthwiseSeparableConv2DAttrs, dtype: str, target: Target) -> int:
@@ -208,7 +208,7 @@ def _schedule_depthwise(
     turns = 1
     for loop in (w, x, y):
         turns *= int(sch.get(loop).extent)
-        if turns <= _MOST_UNROLLED:
+        if turns <= MOST_UNROLLED:
             sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(sums, y), 2)
 
