@@ -186,6 +186,15 @@ def samples() -> Iterator[Any]:
         met |= found
 
 
+@pytest.mark.parametrize(("weight", "order"), [("3,3,16,19", "HWIO"), ("19,3,3,16", "OHWI")])
+def test_a_weight_in_another_order(weight, order):
+    workload = make("float32[1,16,9,17]", f"float32[{weight}]", {"padding": 1, "kernel_layout": order})
+    names = valid(workload)
+    assert names.keys() == {*GENERAL, LINES, F2, F4, F4_LINES}
+    for name in names:
+        check(workload, name)
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("case", list(samples()))
 def test_the_fallback_is_right(case):

@@ -229,7 +229,7 @@ def _add_winograds(
     _add_winograd(strategy, winograd_channels, name, F4, level(F4))
     if winograd_lines.is_offered(attrs, plain):
         pays = not idle and winograd_lines.pays(attrs, weight, plain, target)
-        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9, version=1)
+        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9, version=2)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:
@@ -240,7 +240,7 @@ def _add_spatial_pack(strategy: OpStrategy) -> None:
 
 
 def _add_winograd(
-    strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int, version: int = 3
+    strategy: OpStrategy, module: ModuleType, name: str, transform: Transform, plevel: int, version: int = 4
 ) -> None:
     strategy.add_implementation(
         transform.bind(module.compute), transform.bind(module.schedule),

@@ -71,22 +71,28 @@ def _adapted(found: OpImplementation, layout: str) -> OpImplementation:
         data = plain_view(data, attrs.data_layout)
         if prepare is None:
             weight = plain_weight(attrs, weight)
-        (out,) = found.compute(attrs, [data, weight], plain_type(out_type, attrs.result_layout), *config)
+        (out,) = found.compute(_of_plain(attrs), [data, weight], plain_type(out_type, attrs.result_layout), *config)
         return [laid_out_view(out, attrs.result_layout)]
 
     def adapted_space(attrs: Any, inputs: Sequence[TensorType], out_type: Any, target: Target) -> Any:
         assert space is not None
-        return space(attrs, plain_inputs(attrs, inputs), plain_type(out_type, attrs.result_layout), target)
+        plain = plain_inputs(attrs, inputs), plain_type(out_type, attrs.result_layout)
+        return space(_of_plain(attrs), *plain, target)
 
     def adapted_prepare(attrs: Conv2DAttrs, inputs: Sequence[TensorType], *config: Any) -> dict[int, Any]:
         assert prepare is not None
-        (pack,) = prepare(attrs, plain_inputs(attrs, inputs), *config).values()
+        (pack,) = prepare(_of_plain(attrs), plain_inputs(attrs, inputs), *config).values()
         return {1: lambda weight: pack(plain_weight(attrs, weight))}
 
     return replace(
         found, compute=compute, space=space and adapted_space, prepare=prepare and adapted_prepare,
         name=found.name.replace("nchw", layout),
     )
+
+
+def _of_plain(attrs: Conv2DAttrs) -> Conv2DAttrs:
+    """The attributes beside a weight that is read as OIHW: by those of its own layout it would be turned again."""
+    return type(attrs).from_json({**attrs.to_json(), "kernel_layout": KERNEL})
 
 
 def plain_weight(attrs: Conv2DAttrs, weight: Any) -> Any:
