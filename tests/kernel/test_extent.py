@@ -20,6 +20,7 @@ CPU, CUDA = Target.parse("llvm -mcpu=znver4 -num-cores=2"), Target.parse("cuda -
     (CPU, "resize2d", {"data": "float32[1,2,5,7]"}, {"size": [FAR - 1, 19]}, "injective.cpu", "output.shape[2]"),
     (CPU, "resize2d", {"data": f"float32[1,{FAR - 1},5,7]"}, {"size": 9}, "injective.cpu", "data.shape[1]"),
     (CPU, "tile", {"data": "float32[5,19]"}, {"reps": [2, FAR, 3]}, "injective.cpu", "output.shape[1]"),
+    (CPU, "expand_dims", {"data": "bfloat16[54784,54784]"}, {"axis": [0, -1]}, "injective.cpu", "data.size"),
     (CPU, "one_hot", {"indices": f"int32[5,{FAR}]"}, {"depth": 7}, "injective.cpu", "indices.shape[1]"),
     (
         CPU, "conv2d", {"data": "float32[1,3,6,9]", "weight": f"float32[{FAR},3,3,3]"}, {"padding": 1},
