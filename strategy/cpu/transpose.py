@@ -51,7 +51,7 @@ def space(out_type: TensorType, rows: int, columns: int, target: Target) -> Conf
 def _space(columns: int, lanes: int, high: int, along: str, parallel: bool) -> ConfigSpace:
     widths = tuple(t for t in _TILES if columns % t == 0)
     fallback = {
-        "rows": min(high, lanes), "columns": max(w for w in widths if w <= max(lanes, 4)),
+        "rows": max(min(high, lanes), _TILES[0]), "columns": max(w for w in widths if w <= max(lanes, 4)),
         "block": 4, "along": along, "parallel": parallel,
     }
     return ConfigSpace(

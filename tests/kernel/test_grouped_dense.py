@@ -121,6 +121,11 @@ def test_few_rows_that_share_no_weight_leave_it_unpacked() -> None:
     assert plevels[64]["grouped_dense_pack.cpu"] > plevels[64][GENERAL]
 
 
+@pytest.mark.parametrize("rows", range(1, 30))
+def test_an_untuned_tile_of_one_group_has_no_more_rows_than_the_data(rows: int) -> None:
+    assert space_of(make(rows, 9, 29, 1), "grouped_dense_pack.cpu").fallback["rows"] <= rows
+
+
 @pytest.mark.parametrize(("inputs", "message"), [
     ({"weight": "float32[16,8]"}, r"weight is .*: expected 3 dimensions, \[g, n, k\]"),
     ({"weight": "float32[4,16,9]"}, "its last dimension must be that of data, 8"),

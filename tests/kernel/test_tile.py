@@ -54,6 +54,14 @@ def test_transposition(shape: list[int], data: st.DataObject, dtype: str, seed: 
         check(work, name, config)
 
 
+@pytest.mark.parametrize("spec", ["llvm -mcpu=x86-64-v2", "llvm -mcpu=neoverse-n1 -mtriple=aarch64-linux-gnu"])
+def test_tiles_beside_vectors_of_two_numbers_are_of_four_rows(spec: str) -> None:
+    (space,) = (
+        c.space for c in candidates(Workload.make("transpose", {"data": "int64[24,19]"}), Target.parse(spec)) if c.space
+    )
+    assert space.fallback["rows"] == 4
+
+
 @settings(max_examples=min(14, settings.default.max_examples // 2))
 @given(
     op=st.sampled_from(["max_pool2d", "avg_pool2d"]), image=st.tuples(st.integers(7, 20), st.integers(7, 50)),

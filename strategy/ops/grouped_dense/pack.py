@@ -57,7 +57,7 @@ def space(
     def fallback() -> dict[str, Any]:
         registers, usual = target.vector_registers, -(-rows_of(m) // groups)
         # Tiles that divide the usual rows of a group may be lower than those that hide the instruction's latency.
-        height, most = (usual, ROWS[-1]) if dot is None else (rows_of(m), usual)
+        height, most = (usual, rows_of(m)) if dot is None else (rows_of(m), usual)
         rows, width = best_tile_of(height, n, lanes, registers, target.multiply_adds, most)
         if rows == 1:
             wide = (v for v in VECTORS if v <= _ROW_VECTORS and v * lanes * target.threads <= n)
