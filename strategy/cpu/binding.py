@@ -166,6 +166,34 @@ def _with_serial_loops(function: Any) -> Any:
     return structural_map(function, [(tirx.For, serial)])
 
 
+def repeat_conditions(module: Any) -> Any:
+    """Repeat common subexpressions with vectors of conditions as numbers, in place of names for them.
+
+    TVM's analyzer takes the bounds of what a name is bound to, and fails as it makes one number of such a vector.
+    """
+    return change_functions(module, _with_conditions)
+
+
+def _with_conditions(function: Any) -> Any:
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    def counts(value: Any) -> bool:
+        return any(str(cast.value.ty.dtype).startswith("boolx") for cast in find(value, tirx.Cast))
+
+    found = {bind.var: bind.value for bind in find(function, tirx.Bind) if counts(bind.value)}
+    if not found:
+        return function
+
+    def repeated(variable: Any) -> Any:
+        return structural_map(found[variable], [(tirx.Var, repeated)]) if variable in found else variable
+
+    def dropped(bind: Any) -> Any:
+        return tirx.Evaluate(0) if bind.var in found else bind
+
+    return structural_map(structural_map(function, [(tirx.Bind, dropped)]), [(tirx.Var, repeated)])
+
+
 def store_names(module: Any) -> Any:
     """Keep the values that are bound to names in local buffers, of which LLVM makes registers.
 

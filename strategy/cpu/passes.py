@@ -33,7 +33,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
 
     from strategy.cpu.ahead import insert_prefetches
     from strategy.cpu.amx_tasks import insert_shapes
-    from strategy.cpu.binding import loop_over_scalars, read_bits, store_names
+    from strategy.cpu.binding import loop_over_scalars, read_bits, repeat_conditions, store_names
     from strategy.cpu.broadcast import broadcast_words
     from strategy.cpu.masking import mask_vector_loops, reveal_choices
     from strategy.cpu.registers import keep_on_stack
@@ -71,6 +71,7 @@ def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
         late.RemoveNoOp(),
         early.RewriteUnsafeSelect(),
         late.CommonSubexprElim(),
+        module_pass(lambda module, _: repeat_conditions(module), opt_level=0, name="repeat_conditions"),
         module_pass(lambda module, _: insert_streams(module), opt_level=0, name="insert_streams"),
         module_pass(lambda module, _: keep_on_stack(module), opt_level=0, name="keep_on_stack"),
         module_pass(lambda module, _: align_stack(module), opt_level=0, name="align_stack"),
