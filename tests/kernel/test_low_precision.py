@@ -351,6 +351,15 @@ def test_a_tenth_of_the_space_is_valid(m):
             assert space.count(limit=100_000) >= 0.1 * size
 
 
+@pytest.mark.parametrize(("channels", "size", "out"), [(2048, 7, 512), (1024, 14, 256), (128, 28, 512), (96, 14, 576)])
+def test_a_tenth_of_the_tiles_over_lines_is_valid(channels, size, out):
+    for kind, weight in (("bfloat16", "bfloat16"), ("uint8", "int8")):
+        workload = convolution(f"{kind}[1,{channels},{size},{size}]", f"{weight}[{out},{channels},1,1]")
+        spaces = {c.implementation: c.space for c in candidates(workload, ZEN5)}
+        space = spaces[f"{workload.op}_nchw_dot_direct.cpu"]
+        assert space.count(limit=100_000) >= 0.1 * np.prod([len(k.values) for k in space.knobs])
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("bits", "level"), [(4, 0), (4, 4), (8, 0), (8, 4)])
 @settings(max_examples=2)

@@ -23,7 +23,6 @@ from strategy.cpu.tile import (
     ROWS,
     VECTORS,
     accumulators,
-    block_knob,
     largest_divisor,
     one_order,
     register_constraint,
@@ -39,7 +38,7 @@ from strategy.ops.conv2d.dot_form import SAVED
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import copy_by_vectors, put_in_order
 from strategy.ops.conv2d.pointwise import leaves_pixels
-from strategy.ops.conv2d.product import BLOCKS, INNER, Geometry, idle_window, split_groups
+from strategy.ops.conv2d.product import INNER, Geometry, fitting_blocks, idle_window, split_groups
 from strategy.ops.conv2d.spatial_pack import WINDOW
 from strategy.ops.conv2d.task_padding import BY_TASK
 from strategy.schedule import (
@@ -155,8 +154,9 @@ def space(
         """The number of lines that tasks share, or of tiles where these may go over lines."""
         return int(-(-across // rows)) if is_flat else int(geometry.out_h)
 
-    o_blocks = block_knob("o_block", BLOCKS, o, wide)
-    heights = [b for b in BLOCKS if any(parts(r) % b == 0 for r in high.values)]
+    # Tiles over lines have two blocks that divide numbers of them.
+    o_blocks = Knob("o_block", fitting_blocks([-(-o // w) for w in widths], 4 if is_flat else len(widths)))
+    heights = fitting_blocks([parts(r) for r in high.values], 9)
     terms = words.count * geometry.kernel_h * kernel_w
     # The sums of windows, which a zero point of the weight needs, are made before all tasks.
     by_task = Knob("by_task", BY_TASK.values if not dot.zero_points(attrs, inputs[0].dtype)[1] else [False])
