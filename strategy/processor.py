@@ -18,6 +18,9 @@ _BF16 = frozenset("cooperlake sapphirerapids emeraldrapids graniterapids granite
 # A dot product of bfloat16 there takes as long as four multiply-adds of float32, for twice the work of one: measured on
 # emeraldrapids, the others have the same cores or their successors.
 SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
+# Eight cores share a last level that is near: what is prefetched from it comes in time, and to write parts of lines
+# there takes no longer. Measured on znver5; znver4 has the same caches.
+NEAR_LAST_LEVEL = frozenset("znver4 znver5".split())
 _AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 _MATRICES = frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split())
 # By LLVM's name of the feature.

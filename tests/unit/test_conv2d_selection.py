@@ -271,6 +271,24 @@ def test_panels_of_a_pointwise_convolution_are_prefetched_copied_or_written_in_l
 
 
 @pytest.mark.parametrize(
+    ("channels", "size", "out", "expected"),
+    [
+        (64, 56, 256, {"inner": "channels", "ahead": True, "copied": False, "width": 48}),
+        (256, 56, 128, {"inner": "channels", "ahead": True, "copied": False}),
+        (128, 64, 256, {"inner": "pixels", "ahead": False, "copied": True}),  # rows are whole pages apart
+        (256, 54, 128, {"inner": "channels", "ahead": False, "copied": True}),  # vectors cross lines
+    ],
+)
+def test_panels_of_a_pointwise_convolution_come_from_a_near_last_level(channels, size, out, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},1,1]"}
+    workload = Workload.make("conv2d", shapes, constants=["weight"])
+    sizes = {"l1d_bytes": 48 << 10, "l2_bytes": 1 << 20}
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2} | sizes)
+    (found,) = (c for c in candidates(workload, target) if c.implementation == "conv2d_nchw_1x1.cpu")
+    assert {name: found.fallback[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
     ("channels", "size", "out", "window", "expected"),
     [
         (128, 56, 128, 3, {"by_task": True, "o_block": 4, "p_block": 8}),  # of two lines, as seven of four are uneven

@@ -34,6 +34,7 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
+from strategy.processor import NEAR_LAST_LEVEL
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -103,13 +104,15 @@ def space(
         plane_bytes, weight_bytes = geometry.pixels * size, geometry.depth * geometry.out_channels * size
         leave = plane_bytes * (geometry.depth + geometry.out_channels) > target.l2_bytes  # data and result
         stays = weight_bytes <= target.l2_bytes // 2
-        if leave and stays and plane_bytes > PAGE_BYTES and geometry.depth >= _SHORT:
+        # Rows whole pages apart share a set of the caches.
+        together, is_near = plane_bytes % PAGE_BYTES == 0, target.arch in NEAR_LAST_LEVEL
+        far = leave and plane_bytes > PAGE_BYTES and (together or not is_near)
+        if far and stays and geometry.depth >= _SHORT:
             shared = lower(*narrow, _SHARED) if geometry.out_channels > (_SHARED - 1) * narrow[0] else None
             lines = _by_lines(geometry, shared, narrow[1], size, target) if shared is not None else None
             if lines is not None:
                 return lines
-        # Vectors cross lines, or rows whole pages apart share a set of the caches.
-        misplaced = geometry.pixels % lanes > 0 or geometry.pixels * size % PAGE_BYTES == 0
+        misplaced = geometry.pixels % lanes > 0 or together  # or vectors cross lines
         if misplaced and geometry.depth >= _SHORT:
             for most, across in ((rows, width), narrow):
                 beyond = round_up(geometry.pixels, across) > round_up(geometry.pixels, width)
