@@ -159,6 +159,23 @@ def test_very_many_channels_of_a_pixel_are_divided_into_blocks(channels, size, s
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "window", "strides", "l2", "expected"),
+    [
+        (512, 14, 512, 3, 2, 1 << 20, "taps"),  # a panel of 576 KB
+        (512, 14, 512, 3, 2, 4 << 20, "spatial_pack"),
+        (2048, 7, 512, 1, 1, 1 << 20, "spatial_pack"),  # of 256 KB
+        (512, 28, 512, 3, 2, 1 << 20, "spatial_pack"),  # 196 pixels
+        (512, 7, 512, 3, 1, 1 << 20, "winograd_2x2"),
+    ],
+)
+def test_few_pixels_do_not_wait_for_panels_that_are_not_prefetched(channels, size, out, window, strides, l2, expected):
+    shapes = {"data": f"float32[1,{channels},{size},{size}]", "weight": f"float32[{out},{channels},{window},{window}]"}
+    workload = Workload.make("conv2d", shapes, {"strides": strides, "padding": window // 2}, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": l2})
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
 @pytest.mark.parametrize(("channels", "size", "expected"), [
     (4, 4, "im2col"), (8, 8, "spatial_pack"), (16, 28, "spatial_pack"), (4, 28, "lines"), (8, 28, "lines"),
 ])

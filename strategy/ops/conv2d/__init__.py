@@ -179,11 +179,12 @@ def _add_products(
     small = int(height) * int(width) // (attrs.strides[0] * attrs.strides[1]) <= 14 * 14
     if taps.is_offered(attrs, (data, weight), out_type):
         pixel = int(kernel_h) == int(kernel_w) == 1
-        pays = data.dtype not in _NARROW and taps.pays(attrs, (data, weight), out_type, target)
-        pays = pays and not (small and pixel)
+        pays = taps.pays(attrs, (data, weight), out_type, target) and not (small and pixel)
+        # Its panels stay in the first level.
+        level = 13 if pays else 12 if spatial_pack.waits((data, weight), out_type, target) else 9
         strategy.add_implementation(
-            taps.compute, taps.schedule, "conv2d_nchw_taps.cpu",
-            13 if pays else 9, space=taps.space, prepare=taps.prepare,
+            taps.compute, taps.schedule, "conv2d_nchw_taps.cpu", 9 if data.dtype in _NARROW else level,
+            space=taps.space, prepare=taps.prepare,
         )
     with SpecializedCondition((kernel_h == 1) & (kernel_w == 1)):
         strategy.add_implementation(

@@ -69,6 +69,8 @@ _AHEAD = Knob("ahead", [False, True])
 _PICKED = Knob("picked", [False, True])
 _MOST_PIXELS = 14  # of an untuned tile
 _MOST_VECTORS = 3  # of one with a window, whose panel, in the second level, is read for each tile
+_USUAL_VECTORS = 2
+_FEW_PIXELS = 100
 
 
 def space(
@@ -155,6 +157,17 @@ def space(
             "inner": one_order(knob("o_block"), knob("p_block"), ahead=True),
         },
     )
+
+
+def waits(inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> bool:
+    """Return whether untuned tiles of few pixels wait for the weight.
+
+    A panel that is too large to be prefetched comes from the last level while its first tile is computed. A vector of
+    it takes as long to come as the multiply-adds of some ten pixels.
+    """
+    geometry, size = Geometry.of(inputs, out_type), dtype_bytes(inputs[0].dtype)
+    panel_bytes = geometry.depth * _USUAL_VECTORS * lanes_of(target, inputs[0].dtype) * size
+    return geometry.pixels < _FEW_PIXELS and not fits_ahead(panel_bytes, target)
 
 
 def reads_in_place(attrs: Conv2DAttrs, config: Config) -> bool:
