@@ -176,6 +176,26 @@ def test_few_pixels_do_not_wait_for_panels_that_are_not_prefetched(channels, siz
     assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
 
 
+@pytest.mark.parametrize(
+    ("channels", "size", "out", "attrs", "expected"),
+    [
+        (64, 56, 64, {}, "winograd_lines_4x4"), (128, 28, 128, {}, "winograd_4x4"),
+        (256, 14, 256, {}, "dot_direct"),  # 9 MB of the transformed weight
+        (512, 7, 512, {}, "dot_direct"),  # 49 pixels wait for the transformed weight
+        (512, 14, 512, {}, "dot_direct"), (512, 28, 512, {}, "winograd_4x4"),  # 36 MB of it
+        (16, 112, 32, {}, "winograd_lines_4x4"), (16, 112, 16, {}, "dot_direct"),  # fewer channels share the transforms
+        (256, 28, 256, {"dilation": 2, "padding": 2}, "dot_direct"),
+    ],
+)
+def test_bfloat16_is_convolved_in_float32_where_that_saves_more_than_its_instruction(
+    channels, size, out, attrs, expected
+):
+    shapes = {"data": f"bfloat16[1,{channels},{size},{size}]", "weight": f"bfloat16[{out},{channels},3,3]"}
+    workload = Workload.make("conv2d", shapes, {"padding": 1, **attrs}, ["weight"])
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    assert select(workload, target, NO_RECORDS).implementation == f"conv2d_nchw_{expected}.cpu"
+
+
 @pytest.mark.parametrize(("channels", "size", "expected"), [
     (4, 4, "im2col"), (8, 8, "spatial_pack"), (16, 28, "spatial_pack"), (4, 28, "lines"), (8, 28, "lines"),
 ])

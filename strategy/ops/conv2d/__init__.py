@@ -220,8 +220,17 @@ def _add_winograds(
     slow = divides or idle or im2col.has_few_channels(weight, attrs.groups)
     usual = {F2: 10 if slow else 11 if min(dilated, default=4) < 4 else 13, F4: 10 if idle else 12 if divides else 14}
 
+    # In NCHW an instruction for narrow floats has implementations at 15.
+    rival = winograd_channels.find_rival(data, weight, target) if block_of(attrs.data_layout) == 1 else None
+
+    def outpaces(cycles: int) -> bool:
+        return rival is not None and winograd_channels.outpaces(F4, attrs, weight, plain, rival, cycles, target)
+
     def level(transform: Transform) -> int:
-        return 10 if winograd_channels.waits(transform, weight, plain, target) else usual[transform]
+        if winograd_channels.waits(transform, weight, plain, target):
+            return 10
+        is_fastest = transform is F4 and not idle and attrs.dilation == (1, 1) and outpaces(winograd_channels.TRANSFORM)
+        return 16 if is_fastest else usual[transform]
 
     _add_winograd(strategy, winograd_channels, name, F2, level(F2))
     # Few channels do not average out the rounding of its transforms; small images fill no tile.
@@ -230,7 +239,8 @@ def _add_winograds(
     _add_winograd(strategy, winograd_channels, name, F4, level(F4))
     if winograd_lines.is_offered(attrs, plain):
         pays = not idle and winograd_lines.pays(attrs, weight, plain, target)
-        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 16 if pays else 9, version=2)
+        pays = pays and (rival is None or outpaces(winograd_lines.TRANSFORM))
+        _add_winograd(strategy, winograd_lines, f"{name}_lines", F4, 17 if pays else 9, version=2)
 
 
 def _add_spatial_pack(strategy: OpStrategy) -> None:

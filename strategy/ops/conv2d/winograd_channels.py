@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from strategy.cpu.dot import Dot, find_dot
+from strategy.cpu.matrices import find_matrix
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
@@ -26,7 +28,7 @@ from strategy.ops.conv2d.blocked import schedule_blocks
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.product import BLOCKS, Geometry
-from strategy.ops.conv2d.transform import Transform, combine
+from strategy.ops.conv2d.transform import KERNEL, Transform, combine
 from strategy.ops.conv2d.winograd_image import (
     Tiles,
     count_tiles,
@@ -40,6 +42,7 @@ from strategy.ops.conv2d.winograd_image import (
     start_result,
     weight_bytes_of,
 )
+from strategy.processor import SLOW_BF16
 from strategy.schedule import (
     Outs,
     accumulator,
@@ -53,8 +56,11 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
 
-__all__ = ["compute", "prepare", "schedule", "space"]
+__all__ = ["TRANSFORM", "compute", "find_rival", "outpaces", "prepare", "schedule", "space", "waits"]
 
+TRANSFORM = 400  # cycles for a tile of a vector of channels, of the image or of the output
+
+_MEMORY = 5  # bytes that come from there in a cycle of a core
 _FEW = 2  # pixels for each number of the weight at a point
 _ORDER = Knob("order", ["points", "channels"])
 
@@ -68,6 +74,34 @@ def waits(transform: Transform, weight: TensorType, plain: TensorType, target: T
     batch, _, height, width = plain.concrete_shape
     weight_bytes = weight_bytes_of(transform, weight)
     return weight_bytes > target.l2_bytes and batch * height * width < _FEW * transform.alpha**2
+
+
+def find_rival(data: TensorType, weight: TensorType, target: Target) -> Dot | None:
+    """The target's fastest instruction for products of narrow floats, None where multiply-adds are faster."""
+    if data.dtype != "bfloat16" or target.arch in SLOW_BF16:
+        return None
+    return find_matrix(target, data.dtype, weight.dtype) or find_dot(target, weight.dtype)
+
+
+def outpaces(
+    transform: Transform, attrs: Conv2DAttrs, weight: TensorType, plain: TensorType, dot: Dot, cycles: int,
+    target: Target,
+) -> bool:
+    """Return whether this takes less time in float32 than an instruction takes for all products of narrow floats.
+
+    The transforms, of some `cycles` for a tile of a vector of channels, take the longer beside the products, the fewer
+    channels share them. A weight that leaves the second level may come from memory, where other layers have driven it
+    out of the last; with an instruction that is a part of it, an eighth for bfloat16.
+    """
+    batch, out_channels, height, width = plain.concrete_shape
+    channels, tiles = int(weight.shape[1]), count_tiles(transform, attrs, plain)
+    lanes, at_once = lanes_of(target, accumulator(weight.dtype)), target.multiply_adds
+    products = tiles * transform.alpha**2 * channels * out_channels / (lanes * at_once)
+    transforms = tiles * (channels + out_channels) / lanes * cycles
+    narrow = batch * height * width * KERNEL**2 * channels * out_channels / (dot.lanes * dot.group * at_once)
+    weight_bytes = weight_bytes_of(transform, weight)
+    waiting = weight_bytes / _MEMORY if weight_bytes > target.l2_bytes else 0
+    return products + transforms + waiting < narrow
 
 
 def space(

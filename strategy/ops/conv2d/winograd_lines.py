@@ -52,8 +52,9 @@ from strategy.space import Config, ConfigSpace, Knob
 from strategy.target import Target
 from strategy.types import TensorType
 
-__all__ = ["compute", "is_offered", "pays", "prepare", "schedule", "space"]
+__all__ = ["TRANSFORM", "compute", "is_offered", "pays", "prepare", "schedule", "space"]
 
+TRANSFORM = 190  # as that of winograd_channels.py
 _LEAST = 16  # pixels of a line
 _READS = 10  # of the weight in tasks take as long as one of the image between the stages
 
