@@ -36,13 +36,14 @@ _HEADER = Template("""\
 $ports$sizes *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
  * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$least.
- * It returns 0; -1 without memory; -2 for ${wrong}a buffer that is NULL; -3 on a processor without its instructions; or
- * the number of the step that failed, from 1.
+ * It returns 0; -1 without memory;
+ * -2 for ${wrong}a buffer that is NULL;
+ * -3 on a processor without its instructions; or the number of the step that failed, from 1.
  *
  * ${name}_shapes and ${name}_call are for programs that load any such library. `inputs` has each input's rank and
  * then its extents. The first writes the extents of each output to its row of `outputs`; the second takes the buffers
- * of the inputs and then the outputs, and returns what ${name} does. Both return -2 for inputs of other shapes than
- * those above.
+ * of the inputs and then the outputs, and returns what ${name} does. Both return -2 for NULL, and for inputs of other
+ * shapes than those above.
  *
  * ${name}_trace has a function called after each step of the manifest, with its number, from 0, and its output;
  * NULL ends that.
@@ -218,7 +219,7 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
         about=about.replace("*/", "* /"), target=target, ports="".join(lines), alignment=ALIGNMENT, name=name,
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"PLEVEL_{name}_H",
         arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "", most_rank=MAX_RANK,
-        wrong="a size out of range or " if plan.sizes else "",
+        wrong="a size out of range, an axis of 2^63 elements or more, or " if plan.sizes else "",
         sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
     )
 

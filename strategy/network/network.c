@@ -200,6 +200,7 @@ static int _plevel_run(const int64_t *sizes, void *const *given) {
 static int _plevel_read_shapes(const int64_t *shapes, int64_t *sizes, int64_t *extents) {
   Tensor tensors[PLEVEL_INPUTS + 1];
   const Tensor *given[PLEVEL_INPUTS + 1];
+  if (!shapes && PLEVEL_INPUTS) return -2;
   for (int i = 0; i < PLEVEL_INPUTS; ++i) {
     if (*shapes != _plevel_ports[i].ndim) return -2;
     tensors[i].shape = (int64_t *)shapes + 1;
@@ -216,14 +217,14 @@ static int _plevel_read_shapes(const int64_t *shapes, int64_t *sizes, int64_t *e
 }
 static int _plevel_shapes(const int64_t *inputs, int64_t (*outputs)[PLEVEL_MOST_RANK]) {
   int64_t sizes[PLEVEL_SIZES + 1], extents[PLEVEL_EXTENTS];
-  if (_plevel_read_shapes(inputs, sizes, extents)) return -2;
+  if (!outputs || _plevel_read_shapes(inputs, sizes, extents)) return -2;
   for (const Port *port = _plevel_ports + PLEVEL_INPUTS; port < _plevel_ports + PLEVEL_PORTS; ++port, ++outputs)
     for (int d = 0; d < port->ndim; ++d) (*outputs)[d] = _plevel_extent(port->shape[d], extents);
   return 0;
 }
 static int _plevel_call(const int64_t *inputs, void *const *buffers) {
   int64_t sizes[PLEVEL_SIZES + 1], extents[PLEVEL_EXTENTS];
-  return _plevel_read_shapes(inputs, sizes, extents) ? -2 : _plevel_run(sizes, buffers);
+  return !buffers || _plevel_read_shapes(inputs, sizes, extents) ? -2 : _plevel_run(sizes, buffers);
 }
 
 /* The function `main` for tvm_ffi: tensors of the inputs, then of the outputs. */
@@ -241,7 +242,8 @@ int __tvm_ffi_main(void *self, const Any *args, int32_t count, Any *result) {
       return _plevel_refuse("an argument is no tensor of the type that the header says");
   }
   _plevel_read(tensors, sizes);
-  if (!_plevel_fits(sizes)) return _plevel_refuse("a symbolic size is out of the range that the header says, or makes an empty tensor");
+  if (!_plevel_fits(sizes))
+    return _plevel_refuse("a symbolic size is out of the range that the header says, or makes a tensor empty or too large");
   _plevel_measure(sizes, extents);
   for (int i = 0; i < count; ++i) {
     const Port *port = &_plevel_ports[i];

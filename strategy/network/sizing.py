@@ -22,7 +22,7 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         return [f"  const {kind} {s.name} = _sizes[{i}]; (void){s.name};" for i, s in enumerate(sizes)]
 
     within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
-    within += [f"{extent.c} > 0" for extent in extents]
+    within += [f"{extent.c} > 0 && {extent.c} <= INT64_MAX" for extent in extents]
     buffers = dict.fromkeys(b for place in plan.places for b in place.bytes if isinstance(b, Extent))
     exceeding = [f"{b.c} >= (double)TOO_MANY" for b in buffers if b.degree > _EXACT]
     return [
@@ -45,8 +45,8 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         "}",
         "static void _plevel_measure(const int64_t *_sizes, int64_t *_extents) {",
         "  (void)_sizes, (void)_extents;",
-        *known("int64_t"),
-        *(f"  _extents[{i}] = {extent.c};" for i, extent in enumerate(extents)),
+        *known("__int128"),  # a product that is divided may be beyond what it leaves
+        *(f"  _extents[{i}] = (int64_t)({extent.c});" for i, extent in enumerate(extents)),
         "}",
         "static void _plevel_read(const Tensor *const *_given, int64_t *_sizes) {",
         "  (void)_given, (void)_sizes;",
@@ -75,6 +75,6 @@ def _reading(plan: Plan, index: int) -> str:
             factors = dict(extent.terms) if isinstance(extent, Extent) else {}
             rest = factors.pop((), 0)
             if factors.keys() == {one}:
-                return f"(_given[{number}]->shape[{axis}] - ({rest})) / {factors[one]}"
+                return f"(int64_t)(((__int128)_given[{number}]->shape[{axis}] - ({rest})) / {factors[one]})"
     name = plan.sizes.names[index]
     raise NetworkError(f"no axis of an input is of the symbolic size {name}: compile it with a fixed one")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +120,27 @@ def test_a_c_program_needs_the_library_and_its_header_only(built) -> None:
     assert not any(word in needed.stdout for word in ("tvm", "torch", "python"))
 
 
-def documented_loader() -> str:
-    """The class of docs/models.md."""
+def documented_loader(library: Path) -> str:
+    """The lines of docs/models.md for a library, without the call at their end."""
     blocks = read_blocks((ROOT / "docs" / "models.md").read_text())
-    (found,) = (b.body for b in blocks if b.language == "python" and "class Model" in b.body)
-    return found.rpartition("\n\n\n")[0]
+    (found,) = (b.body for b in blocks if b.language == "python" and "ctypes.CDLL" in b.body)
+    lines, _, called = found.rstrip().rpartition("\n")
+    assert called.startswith("(y,) = run(library, about, ")
+    return lines.replace("./model.so", str(library)).replace("model.json", str(library.with_suffix(".json")))
+
+
+def load(library: Path) -> Callable[..., list[Any]]:
+    found: dict[str, Any] = {}
+    exec(documented_loader(library), found)
+    return partial(found["run"], found["library"], found["about"])
 
 
 THREADS = """
 import concurrent.futures, sys
 folder = sys.argv[1]
-model = Model(folder + "/seeing.so")
 inputs = [np.load(f"{folder}/in{i}.npy") for i in range(2)]
 with concurrent.futures.ThreadPoolExecutor(4) as pool:
-    for classes, largest in pool.map(lambda i: model(inputs[0] * (1 + i % 3), inputs[1]), range(24)):
+    for classes, largest in pool.map(lambda i: run(library, about, inputs[0] * (1 + i % 3), inputs[1]), range(24)):
         print(*classes.ravel())
 assert "torch" not in sys.modules and "tvm" not in sys.modules
 """
@@ -141,7 +150,7 @@ def test_python_needs_ctypes_only_and_threads_have_buffers_of_their_own(built) -
     folder, inputs, (classes, _) = built
     for i, array in enumerate(inputs):
         np.save(folder / f"in{i}.npy", array)
-    program = [sys.executable, "-c", documented_loader() + THREADS, str(folder)]
+    program = [sys.executable, "-c", documented_loader(folder / "seeing.so") + THREADS, str(folder)]
     done = subprocess.run(program, check=True, capture_output=True, text=True, timeout=HANG_S)
     rows = [np.array(line.split(), float) for line in done.stdout.splitlines()]
     np.testing.assert_allclose(rows[0], classes.ravel(), rtol=1e-4, atol=1e-5)
@@ -151,14 +160,26 @@ def test_python_needs_ctypes_only_and_threads_have_buffers_of_their_own(built) -
 
 def test_python_takes_numbers_that_a_cast_to_the_dtype_keeps(built) -> None:
     folder, (picture, scale), (classes, _) = built
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(folder / "seeing.so"))
+    library = load(folder / "seeing.so")
     for made in (library(picture.astype(">f8"), 0.5), library(np.asfortranarray(picture), scale)):
         np.testing.assert_allclose(made[0], classes, rtol=1e-4, atol=1e-5)
     library(picture, 1)
     with pytest.raises(TypeError, match="Cannot cast array data from dtype.'complex64'. to dtype.'float32'."):
         library(picture + 1j, scale)
+
+
+def test_functions_of_shapes_refuse_null_and_other_shapes(built) -> None:
+    folder, _, _ = built
+    program = documented_loader(folder / "seeing.so") + """
+shapes, extents, buffers = np.array([4, 2, 3, 16, 16, 0]), np.zeros((2, 16), "int64"), np.zeros(4, "int64")
+measure, call = library.plevel_seeing_shapes, library.plevel_seeing_call
+print(measure(shapes.ctypes, extents.ctypes), extents[:, :2].tolist())
+print(measure(None, extents.ctypes), measure(shapes.ctypes, None))
+print(call(None, buffers.ctypes), call(shapes.ctypes, None))
+print(*(measure(np.array([4, n, 3, 16, 16, 0]).ctypes, extents.ctypes) for n in (-2, 2**62)))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert done.stdout.splitlines() == ["0 [[2, 5], [2, 16]]", "-2 -2", "-2 -2", "-2 -2"]
 
 
 _LOADED = "import ctypes; ctypes.CDLL(sys.argv[1] + '/seeing.so')"
@@ -238,9 +259,7 @@ def test_one_library_takes_every_batch_size_in_the_range_of_the_export(
     assert [o["shape"] for o in about["outputs"]] == [["n", 5], ["n", 16]]
     assert about["weight_bytes"] < 1.5 * fixed["weight_bytes"], "each weight is packed once"
     assert about["arena_bytes"] < fixed["arena_bytes"], "at the least size; the other one is of two"
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(tmp_path / "seeing.so"))
+    library = load(tmp_path / "seeing.so")
     pictures = [torch.randn(n, 3, 16, 16) for n in (1, 40, 2, 7, 13)]
     with ThreadPoolExecutor(3) as pool, torch.no_grad():
         for picture, made in zip(pictures, pool.map(lambda p: library(p.numpy(), 0.5), pictures), strict=True):
@@ -308,9 +327,7 @@ def test_one_library_takes_every_batch_and_every_number_of_tokens(
     about = json.loads((tmp_path / "tokens.json").read_text())
     assert about["sizes"] == {"n": {"low": 1, "high": 16}, "m": {"low": 1, "high": 48}}
     assert [o["shape"] for o in about["outputs"]] == [["n", 32], ["n", 32], ["n", "m + 1", 32]]
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(tmp_path / "tokens.so"))
+    library = load(tmp_path / "tokens.so")
     for batch, tokens in ((1, 2), (16, 48), (5, 17)):
         x = torch.randn(batch, tokens, 32)
         for mine, theirs in zip(library(x.numpy()), model(x), strict=True):
@@ -365,6 +382,25 @@ print(library[{about["function"]!r}](*[ctypes.c_int64(2**26)] * 5, *[buffer] * 4
     assert ran.stdout.strip() == "-1", "without memory"
 
 
+def test_an_axis_that_int64_cannot_count_is_refused(tmp_path: Path) -> None:
+    dims = (dict(enumerate(torch.export.Dim(name) for name in "abc")),)
+    program = torch.export.export(
+        Sized(lambda x: x.reshape(-1).relu()), (torch.randn(2, 3, 4),), dynamic_shapes=dims
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--no-verify") == 0
+    assert "n*m*k" in (tmp_path / "model.h").read_text()
+    library = ctypes.CDLL(str(tmp_path / "model.so"))
+    buffers, extents, found = np.zeros(2, "int64"), np.zeros((1, 16), "int64"), []
+    for n in (1 << 20, (1 << 21) - 1, 1 << 21, (1 << 31) - 1):
+        shapes = np.array([3, n, n, n])
+        codes = library.plevel_model_shapes(shapes.ctypes, extents.ctypes), library.plevel_model_call(
+            shapes.ctypes, buffers.ctypes
+        ), library.plevel_model(*[ctypes.c_int64(n)] * 3, None, None)
+        found.append((*codes, int(extents[0, 0]) == n**3))
+    assert found == [(0, -2, -2, True)] * 2 + [(-2, -2, -2, False)] * 2
+
+
 class Strided(nn.Module):
     """Strides over a picture, in convolutions with windows and without, and in pools, and a mean of what is left."""
 
@@ -395,9 +431,7 @@ def test_strides_divide_pictures_of_which_a_size_is_a_factor(
     about = json.loads((tmp_path / "model.json").read_text())
     assert about["inputs"][0]["shape"] == [2, 3, "16*n", "32*m"]
     assert about["outputs"][0]["shape"] == [2, 32, "n", "2*m"]
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(tmp_path / "model.so"))
+    library = load(tmp_path / "model.so")
     for height, width in ((1, 1), (9, 7), (2, 5)):
         x = torch.randn(2, 3, 16 * height, 32 * width)
         for mine, theirs in zip(library(x.numpy()), model(x), strict=True):
@@ -418,9 +452,7 @@ def test_a_size_that_makes_an_empty_tensor_is_out_of_range(tmp_path: Path) -> No
     torch.export.save(program, tmp_path / "model.pt2")
     assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
     assert "n: a symbolic size, from 3 to " in (tmp_path / "model.h").read_text()
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(tmp_path / "model.so"))
+    library = load(tmp_path / "model.so")
     x = np.random.default_rng(0).random((3, 8), "float32")
     np.testing.assert_array_equal(np.asarray(library(x)).reshape(1, 8), x[2:] * 2)
     with pytest.raises(RuntimeError, match="the model failed"):
@@ -451,9 +483,7 @@ def test_a_size_at_which_an_element_that_is_read_is_none_is_out_of_range(functio
     torch.export.save(program, tmp_path / "model.pt2")
     assert compile_model(tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify") == 0
     assert f"n: a symbolic size, from {least} to " in (tmp_path / "model.h").read_text()
-    found: dict[str, type] = {}
-    exec(documented_loader(), found)
-    library = found["Model"](str(tmp_path / "model.so"))
+    library = load(tmp_path / "model.so")
     x = torch.randn(least, 8)
     np.testing.assert_array_equal(library(x.numpy())[0], function(x).numpy())
     if least > 1:
