@@ -51,7 +51,7 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
         raise NetworkError(f"cannot be read: {error.strerror}") from error
     except DecodeError as error:
         raise NetworkError("not an ONNX model, or cut short: export it again") from error
-    external = [t for t in _tensors(model.graph) if t.data_location == onnx.TensorProto.EXTERNAL]
+    external = [t for t in _tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL]
     for tensor in external:
         _check_external(tensor, path.parent)
     own = _runtime_nodes(model)
@@ -91,7 +91,7 @@ def _check_with(model: Any, own: Sequence[Any]) -> None:
         node.domain = _RUNTIME
     bare = onnx.ModelProto()
     bare.CopyFrom(model)
-    for tensor in _tensors(bare.graph):
+    for tensor in _tensors(bare):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             tensor.ClearField("external_data")
             tensor.data_location = onnx.TensorProto.DEFAULT
@@ -149,7 +149,7 @@ def _require_few_calls(model: Any) -> None:
 
 def _require_few_parts(model: Any) -> None:
     """Refuse a `Split` into so many parts that ONNX's inference of types, which makes each of them, takes long."""
-    for graph in (g for owner in (model.graph, *model.functions) for g in nested(owner)):
+    for graph in _graphs(model):
         for node in graph.node:
             for given in node.attribute:
                 if node.op_type == "Split" and given.name == "num_outputs" and given.i > _MOST_NODES:
@@ -158,14 +158,19 @@ def _require_few_parts(model: Any) -> None:
                     )
 
 
+def _graphs(model: Any) -> Iterator[Any]:
+    """The graph of a model, its functions, and the graphs within these."""
+    return (graph for owner in (model.graph, *model.functions) for graph in nested(owner))
+
+
 def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
-    """The tensors of a graph and of those within it: initializers, and those of nodes' attributes."""
-    for each in nested(graph):
-        yield from each.initializer
+def _tensors(model: Any) -> Iterator[Any]:
+    """The tensors of a model's graphs and functions: initializers, and those of nodes' attributes."""
+    for each in _graphs(model):
+        yield from getattr(each, "initializer", ())  # a function has none
         for node in each.node:
             for attribute in node.attribute:
                 if attribute.type == onnx.AttributeProto.TENSOR:

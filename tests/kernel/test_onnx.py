@@ -25,6 +25,7 @@ from plevel.onnx.network import import_model, import_symbolic  # noqa: E402
 from strategy.expr import Constant  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.network.probe import PROBES  # noqa: E402
+from strategy.reference import evaluate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
@@ -676,6 +677,14 @@ def outside(location: str) -> Any:
     return small(PRODUCT, weight=[tensor])
 
 
+def outside_in_a_function(location: str) -> Any:
+    model = small(helper.make_node("f", ["x"], ["y"], domain="own"))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    weight = helper.make_node("Constant", [], ["w"], value=outside(location).graph.initializer[0])
+    model.functions.append(helper.make_function("own", "f", ["x"], ["y"], [weight, PRODUCT], model.opset_import))
+    return model
+
+
 def growing() -> Any:
     shape = numpy_helper.from_array(np.full(4, 1 << 20), "s")
     return small(helper.make_node("ConstantOfShape", ["s"], ["y"]), weight=[shape])
@@ -711,6 +720,7 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "missing initializer": (lambda: small(PRODUCT, weight=[]), "'w'"),
     "data elsewhere": (lambda: outside("../../etc/passwd"), "outside of the model's folder"),
     "absolute data": (lambda: outside("/etc/passwd"), "outside of the model's folder"),
+    "data of a function elsewhere": (lambda: outside_in_a_function("../w"), "outside of the model's folder"),
     "no data": (lambda: outside("weights.bin"), "there is no such file"),
     "symbolic": (lambda: small(PRODUCT, size="n"), "give it with --dim n=1|that of the data, n; n is n: give"),
     "bomb": (growing, "a constant of more than"),
@@ -751,6 +761,14 @@ def test_a_broken_file_is_one_line(
     assert "broken.onnx" in line
     assert "a defect of plevel" not in line
     assert [p.name for p in tmp_path.iterdir()] == ["broken.onnx"]
+
+
+def test_data_of_a_function_are_in_the_folder_of_the_model(tmp_path: Path) -> None:
+    weight, x = (np.arange(n * 4, dtype="float32").reshape(n, 4) for n in (4, 2))
+    (tmp_path / "weights.bin").write_bytes(weight.tobytes())
+    (tmp_path / "model.onnx").write_bytes(outside_in_a_function("weights.bin").SerializeToString())
+    network, _ = import_model(read_onnx(tmp_path / "model.onnx", {})[0])
+    np.testing.assert_array_equal(evaluate(network.root, {"x": x})[0], x @ weight)
 
 
 def test_unknown_operators_are_all_named_and_extraction_leaves_them_out(
