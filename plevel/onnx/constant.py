@@ -13,15 +13,14 @@ import onnx.helper
 import onnx.numpy_helper
 import onnx.shape_inference
 
-from plevel.onnx.types import known_types, nested
+from plevel.onnx.types import SHOWN, known_types, nested
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.extent import Extent, Symbol
 from strategy.network.graph import NetworkError
 from strategy.network.size import PROBED, Sizes
 
-FOLDED = 1 << 28  # elements of a constant that is computed
-SHOWN = 1024  # elements of a constant that may say how large an output is
+FOLDED = 1 << 28  # elements of a constant that is computed of smaller ones
 # Equal, smaller and greater than each other, below most numbers, and with different rests.
 _TRIED = (
     (1, 1, 1, 1, 1, 1, 1, 1), (2, 3, 5, 4, 7, 6, 9, 8), (7, 5, 3, 6, 2, 9, 4, 11), (4, 8, 6, 5, 9, 3, 10, 7),
@@ -124,7 +123,7 @@ def run_node(node: Any, given: Given, opsets: Mapping[str, int]) -> list[np.ndar
     imports = [onnx.helper.make_opsetid("" if d == "ai.onnx" else d, v) for d, v in opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports)
     model.graph.initializer.extend(onnx.numpy_helper.from_array(x, n) for n, x in given.items() if x.size <= SHOWN)
-    if _size(model, node.output) > FOLDED:
+    if _size(model, node.output) > max([FOLDED, *(x.size for x in given.values())]):  # a weight may be turned or cast
         raise NetworkError(f"it gives a constant of more than {FOLDED} elements: make it an initializer")
     try:
         with np.errstate(all="ignore"):  # infinities and NaN are values

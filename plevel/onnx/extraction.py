@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx.shape_inference
 
 from plevel.extraction import (
@@ -21,6 +20,7 @@ from plevel.extraction import (
 )
 from plevel.onnx.file import read_model
 from plevel.onnx.network import Unknown, import_model
+from plevel.onnx.types import infer_types
 from strategy.network.graph import NetworkError
 from strategy.network.group import PRODUCTS
 from strategy.network.size import Dims
@@ -37,7 +37,7 @@ def extract(path: Path, dims: Dims) -> Extraction:
     model, symbols = read_model(path, dims)
     symbols.require_none()
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = infer_types(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
         raise NetworkError(f"its sizes disagree: {' '.join(str(error).split())[:300]}") from error
     network, unknown = import_model(model, inferred=inferred)

@@ -16,7 +16,6 @@ import onnx.defs
 import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
-import onnx.shape_inference
 
 from plevel.comparison import Reference, make_inputs
 from plevel.onnx import (  # noqa: F401  (they register their operators)
@@ -46,7 +45,7 @@ from plevel.onnx.file import Symbols
 from plevel.onnx.node import OPERATORS, Node
 from plevel.onnx.part import WIDE, parts_of
 from plevel.onnx.sequence import SEQUENCES
-from plevel.onnx.types import known_types, nested, own_graphs, read_type, within
+from plevel.onnx.types import infer_types, known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var, post_order
 from strategy.network.derivation import derive_all
 from strategy.network.extent import Extent, Symbol
@@ -396,17 +395,20 @@ def _expanded(model: Any) -> Any:
         return model
     own = [("", name) for name in OPERATORS.keys() | _RANDOM]
     try:  # parts may depend on types
-        typed = onnx.shape_inference.infer_shapes(model)
-        weights = (onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in model.graph.initializer)
+        typed = infer_types(model)
+        weights = (onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in typed.graph.initializer)
         typed.graph.value_info.extend(weights)
         for node in filter(_has_parts, _nodes(typed.graph)):  # which read attributes that are left out
             known = {a.name for a in node.attribute}
             more = onnx.defs.get_schema(node.op_type).attributes.values()
             node.attribute.extend(a.default_value for a in more if a.name not in known and a.default_value.name)
         _write_parts(typed)
-        return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
-    except (ValueError, TypeError, RuntimeError):  # larger than 2 GiB; an older ONNX, which does not have it
+        found = onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
+    except (ValueError, TypeError, RuntimeError):  # an older ONNX, which does not have it
         return model
+    small = {tensor.name for tensor in found.graph.initializer}
+    found.graph.initializer.extend(t for t in model.graph.initializer if t.name not in small)
+    return found
 
 
 def _write_parts(model: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import onnx.helper
 
-from plevel.onnx.constant import SHOWN, encode, run_node
+from plevel.onnx.constant import encode, run_node
+from plevel.onnx.types import SHOWN
 from strategy.network.extent import Extent
 from strategy.network.size import NAMES, Sizes
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import onnx
 import onnx.helper
+import onnx.shape_inference
 
 from strategy.network.graph import NetworkError
 from strategy.types import DTYPES, TensorType
+
+SHOWN = 1024  # elements of a constant that may say how large an output is
+
+
+def infer_types(model: Any, *, data_prop: bool = False) -> Any:
+    """A copy of the model with the types of its values, and with inputs in place of its large weights.
+
+    ONNX infers types from a message, which has at most 2 GiB.
+    """
+    weights = model.graph.initializer
+    small = [tensor for tensor in weights if math.prod(tensor.dims) <= SHOWN]
+    large = [tensor for tensor in weights if math.prod(tensor.dims) > SHOWN]
+    given = {value.name for value in model.graph.input}
+    more = [onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in large if t.name not in given]
+    kept = "name", "node", "output", "value_info", "sparse_initializer"
+    fields = {name: getattr(model.graph, name) for name in kept}
+    graph = onnx.GraphProto(**fields, input=[*model.graph.input, *more], initializer=small)
+    fields = {name: getattr(model, name) for name in ("ir_version", "opset_import", "functions")}
+    return onnx.shape_inference.infer_shapes(onnx.ModelProto(**fields, graph=graph), data_prop=data_prop)
 
 
 def nested(graph: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from strategy.expr import Call, Constant, Expr, Tuple
 from strategy.network.rewriter import PRODUCTS, Rewriter, extents
 
-_FOLDED = 1 << 28  # elements of a constant that is computed beforehand
+_FOLDED = 1 << 28  # elements of a constant that is computed of smaller ones beforehand
 
 
 def compute_constant(rewriter: Rewriter, node: Call) -> Expr | None:
@@ -24,7 +24,7 @@ def compute_constant(rewriter: Rewriter, node: Call) -> Expr | None:
         if not all(isinstance(f, Constant) for f in fields):
             return None
         arrays += [f.value for f in fields if isinstance(f, Constant)]
-    if reference is None or not isinstance(kind, TensorType) or kind.size > _FOLDED:
+    if reference is None or not isinstance(kind, TensorType) or kind.size > max([_FOLDED, *(a.size for a in arrays)]):
         return None
     with np.errstate(invalid="ignore"):  # as of an infinity that is cast to integers, and not chosen then
         found = np.asarray(reference(node.attrs, arrays), kind.dtype, order="C")

@@ -763,6 +763,30 @@ def test_a_broken_file_is_one_line(
     assert [p.name for p in tmp_path.iterdir()] == ["broken.onnx"]
 
 
+def test_types_are_inferred_without_large_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX infers them from a message, which has at most 2 GiB."""
+    infer, sizes = onnx.shape_inference.infer_shapes, []
+
+    def measured(model: Any, **options: Any) -> Any:
+        sizes.append(model.ByteSize())
+        return infer(model, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", measured)
+    weight, x = np.ones((4, 4096), "float32"), -np.ones((2, 4), "float32")
+    nodes = helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Celu", ["a"], ["y"])
+    onnx.save(small(*nodes, weight=[numpy_helper.from_array(weight, "w")]), tmp_path / "model.onnx")
+    assert call("extract", tmp_path / "model.onnx", "-o", tmp_path / "model.toml") == 0
+    network, _ = import_model(read_onnx(tmp_path / "model.onnx", {})[0])
+    np.testing.assert_allclose(evaluate(network.root, {"x": x})[0], np.expm1(x @ weight), rtol=1e-5)
+    assert 0 < max(sizes) < weight.nbytes
+
+
+def test_a_weight_that_is_turned_is_a_constant_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plevel.onnx.constant.FOLDED", 8)
+    network, _ = import_model(small(helper.make_node("Transpose", ["w"], ["y"])))
+    assert isinstance(network.outputs["y"], Constant)
+
+
 def test_data_of_a_function_are_in_the_folder_of_the_model(tmp_path: Path) -> None:
     weight, x = (np.arange(n * 4, dtype="float32").reshape(n, 4) for n in (4, 2))
     (tmp_path / "weights.bin").write_bytes(weight.tobytes())
