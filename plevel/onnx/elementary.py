@@ -21,6 +21,31 @@ for _name in ("and", "or", "xor"):
 OPERATORS["Atan"] = lambda node, x: call("atan", x)
 
 
+def elu(x: Expr, alpha: float) -> Expr:
+    less = call("multiply", call("subtract", call("exp", x), number(1, x)), number(alpha, x))
+    return call("where", call("less", x, number(0, x)), less, x)
+
+
+def thresholded_relu(x: Expr, alpha: float) -> Expr:
+    return call("where", call("greater", x, number(alpha, x)), x, number(0, x))
+
+
+def softsign(x: Expr) -> Expr:
+    return call("divide", x, call("add", call("abs", x), number(1, x)))
+
+
+# ONNX has parts of these for operator sets of 18 and later alone.
+OPERATORS |= {
+    "Elu": lambda node, x: elu(x, node.get("alpha", 1.0)),
+    "Selu": lambda node, x: call(
+        "multiply", elu(x, node.get("alpha", 1.67326319217681884765625)),
+        number(node.get("gamma", 1.05070102214813232421875), x),
+    ),
+    "Softsign": lambda node, x: softsign(x),
+    "ThresholdedRelu": lambda node, x: thresholded_relu(x, node.get("alpha", 1.0)),
+}
+
+
 @register("BitShift")
 def _shift(node: Node, x: Expr, y: Expr) -> Expr:
     return call("left_shift" if node.require("direction") == b"LEFT" else "right_shift", x, y)

@@ -64,9 +64,9 @@ _MISCOMPUTED = frozenset({"LRN", "LpNormalization"})  # by ONNX's own reference
 _OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice", "Tile"})
 # Operands of these are values, which may be computed at the call, and no extents.
 _OF_VALUES = frozenset({
-    "Abs", "Add", "Cast", "Ceil", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual",
-    "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg", "Pow", "Reciprocal",
-    "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
+    "Abs", "Add", "Cast", "Ceil", "Clip", "Concat", "Cos", "Div", "Equal", "Erf", "Exp", "Floor", "Greater",
+    "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg",
+    "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one

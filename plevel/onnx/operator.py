@@ -85,7 +85,7 @@ def _power(x: Expr, y: Expr) -> Expr:
 @register("Mod")
 def _mod(node: Node, x: Expr, y: Expr) -> Expr:
     """The remainder with the sign of y, or of x with `fmod`."""
-    if not node.get("fmod", 0):
+    if not node.get("fmod", 0) or x.tensor_type.dtype.startswith("uint"):
         return call("floor_mod", x, y)
     rest = call("floor_mod", call("abs", x), call("abs", y))
     return call("where", call("less", x, number(0, x)), call("negative", rest), rest)
@@ -136,6 +136,10 @@ def _prelu(node: Node, x: Expr, slope: Expr) -> Expr:
 
 @register("Clip")
 def _clip(node: Node, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+    if not all(v is None or isinstance(v, Constant) for v in (low, high)):
+        for name, bound in (("maximum", low), ("minimum", high)):
+            x = x if bound is None else call(name, x, layer.reshape(bound, ()))
+        return x
     least = node.get("min") if low is None else constant(low, "min").item()
     most = node.get("max") if high is None else constant(high, "max").item()
     return layer.clip(x, least, most)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from plevel.onnx.elementary import elu, softsign, thresholded_relu
 from plevel.onnx.node import OPERATORS, Node
 from strategy.expr import Expr, call
 from strategy.network import layer
@@ -17,11 +18,6 @@ from strategy.network.size import PROBED
 State = tuple[Expr, ...]
 """The hidden state [batch, hidden], and LSTM's cell state behind it."""
 _MOST_STEPS = 1 << 14
-
-
-def _elu(x: Expr, alpha: float) -> Expr:
-    less = call("multiply", call("subtract", call("exp", x), number(1, x)), number(alpha, x))
-    return call("where", call("less", x, number(0, x)), less, x)
 
 
 def _affine(x: Expr, alpha: float, beta: float) -> Expr:
@@ -40,12 +36,10 @@ _FUNCTIONS = {
     "Tanh": _Function(lambda x: call("tanh", x)),
     "Relu": _Function(lambda x: call("relu", x)),
     "Softplus": _Function(lambda x: call("softplus", x)),
-    "Softsign": _Function(lambda x: call("divide", x, call("add", call("abs", x), number(1, x)))),
+    "Softsign": _Function(softsign),
     "LeakyRelu": _Function(lambda x, alpha: call("leaky_relu", x, alpha=alpha), {"alpha": 0.01}),
-    "ThresholdedRelu": _Function(
-        lambda x, alpha: call("where", call("greater", x, number(alpha, x)), x, number(0, x)), {"alpha": None}
-    ),
-    "Elu": _Function(_elu, {"alpha": 1.0}),
+    "ThresholdedRelu": _Function(thresholded_relu, {"alpha": None}),
+    "Elu": _Function(elu, {"alpha": 1.0}),
     "HardSigmoid": _Function(
         lambda x, alpha, beta: call("hardsigmoid", x, alpha=alpha, beta=beta), {"alpha": 0.2, "beta": 0.5}
     ),

@@ -392,7 +392,7 @@ def test_strided_parts_are_right_at_each_size(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A quotient, a root, the lesser of two sizes, and a range backwards from a size, each beside data."""
+    """A quotient, a root, the lesser of two sizes, a bound, and a range backwards from a size, each beside data."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]), helper.make_node("Gather", ["shape", "zero"], ["rows"]),
         helper.make_node("Div", ["shape", "three"], ["thirds"]), helper.make_node("Neg", ["thirds"], ["less"]),
@@ -401,7 +401,8 @@ def test_numbers_made_of_sizes_are_computed_at_the_call(tmp_path: Path, capsys: 
         helper.make_node("Range", ["rows", "zero", "minus"], ["places"]),
         helper.make_node("Cast", ["places"], ["numbers"], to=1),
         helper.make_node("Unsqueeze", ["numbers", "ones"], ["column"]),
-        helper.make_node("ReduceSum", ["row"], ["sum"], keepdims=0), helper.make_node("Div", ["x", "root"], ["a"]),
+        helper.make_node("ReduceSum", ["row"], ["sum"], keepdims=0),
+        helper.make_node("Clip", ["x", "", "real"], ["cut"]), helper.make_node("Div", ["cut", "root"], ["a"]),
         helper.make_node("Add", ["a", "sum"], ["b"]), helper.make_node("Mul", ["b", "column"], ["c"]),
         helper.make_node("Tile", ["one", "shape"], ["tiled"]), helper.make_node("Div", ["c", "real"], ["d"]),
         helper.make_node("Add", ["d", "tiled"], ["y"]),

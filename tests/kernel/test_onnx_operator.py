@@ -276,6 +276,16 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "bounds out of order": (
         [N("Clip", ["x", "a", "b"], ["y"])], {"x": normal(4)}, {"a": np.float32(3), "b": np.float32(1)}
     ),
+    "a remainder of unsigned integers": (
+        [N("Mod", ["x", "n"], ["y"], fmod=1)], {"x": np.uint8([7, 200, 3])}, {"n": np.uint8([4, 3, 5])}
+    ),
+    "activations of operator set 17": (
+        [N("Elu", ["x"], ["a"], alpha=0.5), N("Selu", ["a"], ["b"]), N("Softsign", ["b"], ["c"]),
+         N("ThresholdedRelu", ["c"], ["y"], alpha=-0.25)], {"x": normal(3, 8)}, {}, 17
+    ),
+    "a bound that is computed": (
+        [N("Clip", ["x", "a", "b"], ["y"])], {"x": normal(4), "a": np.float32(-0.25)}, {"b": np.float32(0.5)}
+    ),
     "places among what differs": (
         [N("Unique", ["x"], ["a", "b", "y"])], {"x": RANDOM.integers(0, 5, (4, 6)).astype("float32")}, {}
     ),
