@@ -60,7 +60,12 @@ _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
 _RANDOM = frozenset({
     "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })
-_MISCOMPUTED = frozenset({"LRN", "LpNormalization"})  # by ONNX's own reference
+# By ONNX's own reference, in some of their versions or variants: constants of them are computed by plevel's operators.
+_MISCOMPUTED = frozenset({
+    "AveragePool", "BatchNormalization", "ConvTranspose", "GRU", "GlobalMaxPool", "GridSample", "Hardmax", "LRN",
+    "LSTM", "LogSoftmax", "LpNormalization", "LpPool", "MaxPool", "RNN", "ReduceSumSquare", "Resize", "RoiAlign",
+    "Softmax", "Upsample",
+})
 _OF_SIZES = frozenset({"ConstantOfShape", "Expand", "Range", "Slice", "Tile"})
 # Operands of these are values, which may be computed at the call, and no extents.
 _OF_VALUES = frozenset({
@@ -303,7 +308,7 @@ class _Importer:
             return self._of_parts(node, args)
         if any(a is not None and x is None for a, x in zip(args, arrays, strict=True)):
             return None
-        if not _is_computable(node):
+        if not _is_computable(node) or node.op_type == "Slice":  # backwards the reference loses elements
             return None
         large = (x.size and np.abs(x).max() >= PROBED for x in arrays if x is not None)
         if self.sizes is not None and node.op_type in _OF_SIZES and any(large):

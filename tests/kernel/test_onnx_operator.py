@@ -671,6 +671,37 @@ def test_a_model_computes_what_onnx_does(name: str, tmp_path: Path) -> None:
         assert error_of(found, expected) < 1e-6
 
 
+FEW = normal(3, 2, 4)
+AS_DATA: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "a softmax of several axes": (N("Softmax", ["x"], ["y"], axis=1), {}, 12),
+    "a norm of a batch": (
+        N("BatchNormalization", ["x", "s", "s", "s", "v"], ["y"]), {"s": normal(2), "v": np.float32([2, 3])}, 12
+    ),
+    "the largest of a row": (N("GlobalMaxPool", ["x"], ["y"]), {}, 17),
+    "a part backwards": (
+        N("Slice", ["x", "s", "e", "o", "p"], ["y"]), {"s": [-5], "e": [-9], "o": [2], "p": [-1]}, 17
+    ),
+    "a recurrent layer": (
+        N("GRU", ["x", "w", "r", "", "", "h"], ["y"], hidden_size=2, direction="reverse"),
+        {"w": normal(1, 6, 4), "r": normal(1, 6, 2), "h": normal(1, 2, 2)}, 17,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AS_DATA)
+def test_constants_are_computed_as_data_are(name: str, tmp_path: Path) -> None:
+    """ONNX's own reference, which computes most of them, is wrong for these."""
+    node, constants, opset = AS_DATA[name]
+    found = []
+    for data in (True, False):
+        given, weights = ({"x": FEW}, constants) if data else ({}, constants | {"x": FEW})
+        network = normalize(import_file(model_of([node], given, weights, opset), tmp_path))
+        assert data or isinstance(network.outputs["y"], Constant)
+        found.append(evaluate(network.root, given)[0])
+    assert np.shape(found[0]) == np.shape(found[1])
+    assert error_of(*found) < 1e-6
+
+
 def test_what_onnx_s_reference_lacks_is_computed(tmp_path: Path) -> None:
     x = IMAGE["x"]
     near = [x[:, max(0, c - 1) : c + 2] for c in range(4)]
