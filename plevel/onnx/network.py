@@ -232,7 +232,7 @@ class _Importer:
         return self.values[name]
 
     def _add(self, node: Any) -> None:
-        reader = f"node {node.name or node.output[0]!r:.80} ({node.op_type})"
+        reader = f"node {node.name or next(iter(node.output), '')!r:.80} ({node.op_type})"
         args = [self._value(name, reader) if name else None for name in node.input]
         try:
             made: Sequence[Expr | None] | None = self._computed(node, args)
@@ -259,7 +259,7 @@ class _Importer:
                         value.checked_type  # noqa: B018  (errors of types are this node's)
                         self._learn(value)
                 self.unsized.update(n for n, value in zip(node.output, made, strict=False) if n and value is None)
-        except (ValueError, ArithmeticError, IndexError, TypeError, MemoryError) as error:
+        except (ValueError, ArithmeticError, LookupError, TypeError, MemoryError) as error:
             if self.inferred is not None:
                 self._leave(node)
                 return

@@ -733,6 +733,9 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: small(PRODUCT, weight=[TensorProto(name="w", data_type=99, dims=[4, 4], raw_data=bytes(64))]),
         "initializer 'w': ONNX has no dtype 99|disagree",
     ),
+    "a cast to no dtype": (
+        lambda: small(helper.make_node("Cast", ["x"], ["y"], to=99)), "node 'y' .Cast.: 99|whose size is not known"
+    ),
     "a cycle": (
         lambda: small(helper.make_node("MatMul", ["y", "w"], ["a"]), helper.make_node("Neg", ["a"], ["y"])),
         "topologically sorted",
