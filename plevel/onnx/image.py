@@ -26,7 +26,7 @@ OPERATORS |= {
         "depth_to_space", x, block_size=node.get("blocksize"), mode=node.get("mode", "DCR")
     ),
     "AveragePool": lambda node, x: pool(
-        "avg_pool2d", x, count_include_pad=bool(node.get("count_include_pad", 0)), **_pooled(node, x, mean=True)
+        "avg_pool2d", x, count_include_pad=bool(node.get("count_include_pad", 0)), **_pooled(node, x)
     ),
 }
 
@@ -122,7 +122,7 @@ def _lp_pool(node: Node, x: Expr) -> Expr:
     order = node.get("p", 2)
     powers = call("multiply", x, x) if order == 2 else call("abs", x)
     powers = powers if order in (1, 2) else call("power", powers, number(order, x))
-    total = sum_pool(powers, **_pooled(node, x, mean=True))
+    total = sum_pool(powers, **_pooled(node, x))
     return total if order == 1 else call("sqrt", total) if order == 2 else call("power", total, number(1 / order, x))
 
 
@@ -190,7 +190,7 @@ def _local_response_norm(node: Node, x: Expr) -> Expr:
 @register("MaxPool")
 def _max_pool(node: Node, x: Expr) -> Expr | tuple[Expr, Expr]:
     """The pool, and where it is named the place of each element in the whole tensor."""
-    about = _pooled(node, x, mean=False)
+    about = _pooled(node, x)
     found = pool("max_pool2d", x, **about)
     if node.count == 1:
         return found
@@ -227,23 +227,17 @@ def _max_unpool(node: Node, x: Expr, places: Expr, shape: Expr | None = None) ->
     return layer.reshape(write_elements(into, 1, *flat), own)
 
 
-def _pooled(node: Node, x: Expr, mean: bool) -> dict[str, Any]:
-    """The attributes of a pool.
-
-    Args:
-        mean: it is an average or a sum, in which padding counts.
-    """
+def _pooled(node: Node, x: Expr) -> dict[str, Any]:
+    """The attributes of a pool."""
     size = node.require("kernel_shape")
     strides, dilation = (node.get(n, [1] * len(size)) for n in ("strides", "dilations"))
     if node.get("auto_pad", "NOTSET").startswith("SAME") and (
         max(dilation) > 1
-        or (mean and any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(
-            extents(x)[2:], strides, size, strict=True
-        )))
+        or any((-(-n // s) - 1) * s + k <= n - 2 for n, s, k in zip(extents(x)[2:], strides, size, strict=True))
     ):
         raise NetworkError(
-            "auto_pad of dilated windows, or of an average of windows that leave gaps, which ONNX Runtime pads "
-            "otherwise than ONNX says: export it with pads"
+            "auto_pad of dilated windows, or of windows that leave gaps, which ONNX Runtime pads otherwise than ONNX "
+            "says: export it with pads"
         )
     padding = _pads(node, x, size, strides, dilation)
     return {

@@ -1045,6 +1045,13 @@ REFUSED: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "2 coordinates for 1 axes": (
         [N("ScatterND", ["x", "i", "u"], ["y"])], {"i": [[0, 1]], "u": np.float32([1])}
     ),
+    "windows that leave gaps": (
+        [
+            N("Reshape", ["x", "h"], ["a"]),
+            N("MaxPool", ["a"], ["y"], auto_pad="SAME_UPPER", kernel_shape=[1], strides=[4]),
+        ],
+        {"h": [1, 1, 4]},
+    ),
     "how large its output is depends on data": (
         [N("Reshape", ["x", "h"], ["a"]), N("NonMaxSuppression", ["a", "s"], ["y"])],
         {"h": [1, 1, 4], "s": np.float32([[[1]]])},
