@@ -161,7 +161,7 @@ def _is_divided(node: Expr, readers: Sequence[Expr]) -> bool:
     parts = [_part(reader) for reader in readers if extents(reader.inputs[0]) == extents(node)]
     columns = sorted((p[1], p[2]) for p in parts if p is not None and p[0] == len(extents(node)) - 1)
     return (
-        len(columns) == len(readers)
+        0 < len(columns) == len(readers)
         and all(end - begin >= _LEAST_COLUMNS for begin, end in columns)
         and all(a[1] <= b[0] for a, b in itertools.pairwise(columns))
     )
@@ -173,9 +173,9 @@ def divide_product(rewriter: Rewriter, node: Call) -> Expr | None:
     pair = _dense(node.args[0]) if node.args else None
     if found is None or pair is None or not _is_divided(node.args[0], rewriter.readers[node.args[0]]):
         return None
-    (product, bias), (_, begin, end) = pair, found
-    if bias is not None and len(rewriter.readers[product]) > 1:
-        return None  # before its bias it is read whole, too
+    (product, bias), (axis, begin, end) = pair, found
+    if axis != len(extents(product)) - 1 or (bias is not None and len(rewriter.readers[product]) > 1):
+        return None  # rows; before its bias it is read whole, too
     made = rewriter.call(product.op, [product.args[0], _rows(product.args[1], begin, end)], product.attrs)
     return made if bias is None else rewriter.make("bias_add", made, _rows(bias, begin, end), axis=1)
 

@@ -328,6 +328,16 @@ def test_a_product_that_is_not_only_read_in_parts_of_its_columns_stays_one(other
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+def test_rows_of_a_product_with_as_many_columns_are_no_columns() -> None:
+    """Its bias is added behind a reshape, as ONNX writes it."""
+    x, random = Var("x", "float32[1,64,6]"), np.random.default_rng(0)
+    weight, bias = (Constant(random.normal(size=shape).astype("float32")) for shape in ((64, 6), (64,)))
+    given = Network((x,), {"y": part(call("add", layer.linear(x, weight), bias), 1, 0, 32)}, {})
+    data = {"x": random.normal(size=(1, 64, 6))}
+    found = evaluate(normalize(given).root, data)
+    np.testing.assert_allclose(found, evaluate(given.root, data), rtol=1e-5, atol=1e-5)
+
+
 def test_attention_of_keys_from_elsewhere_keeps_the_layout_that_they_have() -> None:
     x, weights, cache = Var("x", "float32[1,5,6]"), Weights(), Var("cache", "float32[1,2,9,4]")
     made = call("attention", heads(projected(x, weights, 8), 2), cache, cache)
