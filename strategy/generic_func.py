@@ -106,6 +106,11 @@ class GenericFunc:
 
         return add
 
+    @property
+    def bodies(self) -> tuple[Callable[..., Any] | None, dict[str, Callable[..., Any]]]:
+        """The default body and those by key, as they are now."""
+        return self.default, dict(self._by_key)
+
     def dispatch(self, target: Target) -> Callable[..., Any]:
         """The body for `target`; raise as `find`."""
         return self.find(target)[1]
@@ -173,7 +178,7 @@ def override_native_generic_func(
 
 def keep_bodies() -> Callable[[], None]:
     """Remember the bodies of all functions; what is returned puts them back."""
-    kept = [(one, one.default, dict(one._by_key)) for one in _made]
+    kept = [(one, *one.bodies) for one in _made]
 
     def put_back() -> None:
         for one, default, by_key in kept:

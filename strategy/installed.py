@@ -1,8 +1,8 @@
 """The operators that can be built here, with the versions of their implementations.
 
-A strategy offers the implementations of one workload, so none lists all. For plevel's own operators
-`implementations.json` does: `make operators` writes it, and tests/unit/test_version.py checks it. For other packages
-only their operators are known.
+A strategy offers the implementations of one workload, so none lists all. For plevel's own implementations
+`implementations.json` does: `make operators` writes it, and tests/unit/test_version.py checks it. Of those of other
+packages only the operators are known, plevel's own ones among them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
-from strategy.op import all_ops
+from strategy.op import all_ops, has_own_strategy
 from strategy.record import ALL
 
 
@@ -19,5 +19,8 @@ def installed() -> dict[str, dict[str, int]]:
     listed: dict[str, dict[str, int]] = json.loads(
         files("strategy").joinpath("implementations.json").read_text()
     )
-    tunable = [name for name, op in all_ops().items() if op.get_attr("FTVMStrategy") is not None]
-    return {name: listed.get(name, {ALL: 0}) for name in tunable}
+    tunable = {name: op for name, op in all_ops().items() if op.get_attr("FTVMStrategy") is not None}
+    return {
+        name: listed[name] if name in listed and has_own_strategy(op) else listed.get(name, {}) | {ALL: 0}
+        for name, op in tunable.items()
+    }

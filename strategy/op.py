@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause, SpecializedCondition
-from strategy.generic_func import keep_bodies
+from strategy.generic_func import GenericFunc, keep_bodies
 from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
 
@@ -305,11 +305,13 @@ def _load_installed() -> None:
 
 
 @cache
-def _load_all() -> None:
+def _load_all() -> Mapping[str, Any]:
+    """Import them; return what the strategies of plevel's own operators are without the packages."""
     from importlib.metadata import entry_points  # slow to import
 
     for module in _modules:
         import_module(module)
+    own = {name: _strategy_of(op) for name, op in _ops.items()}
     for entry in entry_points(group="plevel.ops"):
         before = {op: dict(op._attrs) for op in _ops.values()}
         put_back = keep_bodies()
@@ -332,6 +334,19 @@ def _load_all() -> None:
             )
         finally:
             _loads.reset(loads)
+    return own
+
+
+def _strategy_of(op: Op) -> Any:
+    """The strategy of an operator, by the bodies that it has now."""
+    strategy = op.get_attr("FTVMStrategy")
+    return strategy.bodies if isinstance(strategy, GenericFunc) else strategy
+
+
+def has_own_strategy(op: Op) -> bool:
+    """Return whether plevel's own code offers all implementations of an operator: no other package has added one."""
+    own = _load_all()
+    return op.name in own and own[op.name] == _strategy_of(op)
 
 
 def find_op(name: str) -> Op | None:

@@ -214,8 +214,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     pid: int
     devices: Annotated[tuple[Device, ...], Meta(min_length=1, max_length=64)]
-    # Operator → implementation → version that it can build. The implementation `ALL` stands for all of the
-    # operator in any version; no operators at all: everything.
+    # Operator → implementation → version that it can build. The implementation `ALL` stands for those of the operator
+    # that are not listed, in any version; no operators at all: everything.
     operators: dict[str, dict[str, Id]] = {}
     version: str = ""
 

@@ -91,9 +91,9 @@ def can_build(needs: str, operators: Operators) -> bool:
         return True
     op, versions = _read_needs(needs)
     known = operators.get(op)
-    if known is None or ALL in known:
-        return known is not None
-    return all(str(known.get(name)) == version for name, version in versions)
+    if known is None:
+        return False
+    return all(str(known[name]) == version if name in known else ALL in known for name, version in versions)
 
 
 def named_needs(needs: str) -> tuple[str, ...]:

@@ -490,6 +490,7 @@ def test_a_worker_gets_what_it_can_build(scene: Scene) -> None:
         ({"filter": {}}, False),
         ({"dense": {"dense_pack.cpu": 1}}, False),
         ({"dense": {ALL: 0}}, False),
+        ({"filter": {FAST.implementation: version + 1, ALL: 0}}, False),
         ({"filter": {FAST.implementation: version}}, True),
     ):
         held = scene.lease(scene.register(operators=operators))
@@ -497,6 +498,9 @@ def test_a_worker_gets_what_it_can_build(scene: Scene) -> None:
     scene.enqueue(configs(1))
     other = scene.register(device("host-b/cpu:0"), operators={"filter": {ALL: 0}})
     assert scene.lease(other, "host-b/cpu:0") is not None
+    scene.enqueue(configs(1))  # of another package, which has added it to an operator that has others
+    third = scene.register(device("host-d/cpu:0"), operators={"filter": {SLOW.implementation: 7, ALL: 0}})
+    assert scene.lease(third, "host-d/cpu:0") is not None
 
 
 def test_what_a_worker_cannot_build_does_not_hide_what_it_can(

@@ -243,6 +243,9 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
         "c = Workload.make('conv2d', {'data': 'float32[1,1,3,3]', 'weight': 'float32[1,1,3,3]'})\n"
         "print([i.name for _, i in evaluate(c, Target.parse({'kind': 'c', 'keys': ['npu', 'cpu']}))])\n"
         "print('tvm' in sys.modules)\n"
+        "from strategy.installed import installed\n"
+        "known = installed()\n"
+        "print(known['swish'], ['*' in known[name] for name in ('conv2d', 'dense')], len(known['conv2d']) > 1)\n"
     )
     root = str(Path(registry.__file__).parent.parent)
     path = os.pathsep.join([str(tmp_path), root])
@@ -251,7 +254,9 @@ def test_another_package_brings_operators_and_strategies(tmp_path):
         env={**os.environ, "PYTHONPATH": path}, cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["['broadcast.cpu', 'elementwise.cpu']", "['theirs']", "False"]
+    assert done.stdout.splitlines() == [
+        "['broadcast.cpu', 'elementwise.cpu']", "['theirs']", "False", "{'*': 0} [True, False] True",
+    ]
 
 
 def make_package(folder: Path, name: str, text: str) -> None:
@@ -300,9 +305,11 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
         "print(len(candidates(w, Target.parse('llvm'))) > 1)\n"
         "w = Workload.make('relu', {'data': 'float32[4]'})\n"
         "print(len(candidates(w, Target.parse('llvm'))) > 1)\n"
+        "from strategy.installed import installed\n"
+        "print([name for name, known in installed().items() if '*' in known])\n"
     )
     done = run_with_packages(tmp_path, "-c", program)
-    assert (done.returncode, done.stdout) == (0, "False True None\nTrue\nTrue\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "False True None\nTrue\nTrue\n[]\n"), done.stderr
     assert done.stderr == (
         "plevel: the operators of package broken (broken = broken in plevel.ops) are left out: "
         f"{error}: correct or remove the package\n"

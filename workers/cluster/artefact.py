@@ -20,7 +20,7 @@ import msgspec
 
 from strategy.folder import keep_newest
 from strategy.installed import installed
-from strategy.record import ALL, Job, JobEntry, encode
+from strategy.record import Job, JobEntry, encode
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
@@ -154,8 +154,8 @@ _artefacts = msgspec.msgpack.Decoder(Artefact)
 class Store:
     """Artefacts in a folder, which builders may share; the least recently used go first. Thread-safe.
 
-    An artefact is found by its order and the code of plevel that made it. Those of other packages' operators are not
-    stored, as their code is not known here.
+    An artefact is found by its order and the code of plevel that made it. Those of other packages' implementations are
+    not stored, as their code is not known here.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -177,7 +177,7 @@ class Store:
 
     def put(self, order: Order, artefact: Artefact) -> None:
         """Store an artefact; on a disk that is full or read-only it is not stored, which is said once."""
-        if ALL in installed().get(order.workload.op, {ALL: 0}):
+        if order.implementation not in installed().get(order.workload.op, {}):
             return
         path = self._path(order)
         draft = path.with_suffix(f".{os.getpid()}-{id(artefact)}")
