@@ -14,6 +14,7 @@ import importlib
 import mmap
 import os
 import resource
+import select
 import signal
 import socket
 import struct
@@ -38,6 +39,7 @@ _PROGRESS, _FAULT, _NOTE = struct.Struct("<qd"), struct.Struct("<Q"), struct.Str
 _FAULT_AT = _PROGRESS.size
 _NOTE_AT = _FAULT_AT + _FAULT.size
 PROGRESS_BYTES = 1 << 16
+_END_S = 60.0  # for a killed process to end: GPU drivers take seconds
 UNFIT = os.EX_OSERR  # exit status of a child for which this host lacks something: no fault of its request
 
 
@@ -221,8 +223,10 @@ def _answer(control: socket.socket, children: set[int]) -> None:
             os.close(fd)
 
 
-def _reap(pid: int, children: set[int]) -> int:
-    """Wait for a killed child, and kill its descendants that left its session."""
+def _reap(pid: int, children: set[int]) -> int | None:
+    """Wait for a killed child, and kill its descendants that left its session; None if one of them does not end."""
+    if not _ends(pid):
+        return None
     try:
         _, status = os.waitpid(pid, 0)
     except ChildProcessError:
@@ -235,8 +239,25 @@ def _reap(pid: int, children: set[int]) -> int:
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)
+            if not _ends(orphan):
+                children.add(orphan)  # so that it is waited for once
+                return None
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(orphan, 0)
+
+
+def _ends(pid: int) -> bool:
+    """Return whether a killed process ends in time; True if this kernel does not tell."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:  # an older kernel, or a container's filter; or there is no such process
+        return True
+    try:
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        return bool(ended.poll(1000 * _END_S) or ended.poll(1000))  # again, as both may have been stopped meanwhile
+    finally:
+        os.close(process)
 
 
 def _own_children() -> list[int]:

@@ -202,6 +202,7 @@ class ForkServer:
         self._directory = directory
         self._lock = threading.Lock()
         self._count = 0
+        self._stuck: int | None = None  # the first that was killed and does not end
         ours, theirs = socket.socketpair()
         environment = os.environ | {
             # One thread while modules load, as a multi-threaded process must not fork.
@@ -237,7 +238,12 @@ class ForkServer:
             raise SandboxError(answer["error"])
 
     def spawn(self, limits: Limits) -> Child:
-        """Fork a new child; raise `SandboxError` if the server is gone."""
+        """Fork a new child; raise `SandboxError` if the server is gone, or one that was killed does not end."""
+        if self._stuck is not None:  # not before: what it did is still reported, so that no other host does it, too
+            raise SandboxError(
+                f"process {self._stuck}, or one that it started, was killed but does not end, as where a driver or a "
+                "disk hangs: see `dmesg`, and restart this host"
+            )
         ours, theirs = socket.socketpair()
         memory = os.memfd_create("plevel-progress")
         try:
@@ -269,13 +275,17 @@ class ForkServer:
         return Child(self, int(answer["pid"]), channel, log)
 
     def wait(self, pid: int) -> int:
-        """The wait status of a dead or dying child; -1 if the server is gone."""
+        """The wait status of a dead or dying child; -1 if the server is gone, or the kernel does not let it end."""
         with self._lock:
             try:
                 send(self._control, {"wait": pid})
-                return int(receive(self._control)["status"])
+                status = receive(self._control)["status"]
             except (OSError, EOFError):
                 return -1
+            if status is None:
+                self._stuck = self._stuck or pid
+                return -1
+        return int(status)
 
     def close(self) -> None:
         """End the server and all children."""

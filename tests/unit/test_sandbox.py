@@ -71,13 +71,31 @@ def test_a_host_that_cannot_start_a_process_is_told(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "fork", refuse)
     server = object.__new__(ForkServer)  # without its process
-    server._directory, server._lock, server._count = Path("/none"), threading.Lock(), 0
+    server._directory, server._lock, server._count, server._stuck = Path("/none"), threading.Lock(), 0, None
     server._control, its = socket.socketpair()
     with its, ThreadPoolExecutor(1) as thread:
         answered = thread.submit(fork._answer, its, set())
         for _ in range(2):
             with pytest.raises(SandboxError, match=r"cannot start a process \(Resource temporarily unavailable\)"):
                 server.spawn(Limits(module="none"))
+        server._control.close()
+        answered.result(HANG_S)
+
+
+def test_no_child_is_started_once_a_killed_one_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a hung driver keeps it; a process that nobody has killed stands for it."""
+    monkeypatch.setattr(fork, "_END_S", 0.1)
+    monkeypatch.setattr(fork, "_own_children", list)  # of this process they are other tests'
+    server = object.__new__(ForkServer)  # without its process
+    server._lock, server._stuck = threading.Lock(), None
+    server._control, its = socket.socketpair()
+    with its, ThreadPoolExecutor(1) as thread, subprocess.Popen(["sleep", "4321"]) as kept:
+        answered = thread.submit(fork._answer, its, {kept.pid})
+        assert server.wait(kept.pid) == -1  # as of one that was killed, so that its work is reported
+        with pytest.raises(SandboxError, match=rf"process {kept.pid}, .* does not end, as where a driver"):
+            server.spawn(Limits(module="none"))
+        kept.kill()
+        assert server.wait(kept.pid) == signal.SIGKILL
         server._control.close()
         answered.result(HANG_S)
 
