@@ -359,17 +359,19 @@ class BuilderPool:
         self, slot: _Slot, request: Build, timeout_s: float, interrupt: Interrupt, *, again: bool = True
     ) -> Built | None:
         began = time.perf_counter()
+        if slot.child is None or not slot.child.alive:
+            slot.child = self._server.spawn(slot.limits)
+        child = slot.child
         try:
-            if slot.child is None or not slot.child.alive:
-                slot.child = self._server.spawn(slot.limits)
-            slot.child.send(to_json(request))
-            return convert(slot.child.receive(timeout_s, interrupt), Built)
+            child.send(to_json(request))
+            return convert(child.receive(timeout_s, interrupt), Built)
         except Interrupted:
             return None
         except Late as error:
             kind, message = ErrorKind.BUILD_TIMEOUT, str(error)
         except Died as error:
-            if again and error.signal == signal.SIGKILL:  # by the kernel, as for memory that others have taken
+            # By the kernel, as for memory that others have taken, or before this build began, by an earlier one.
+            if again and (error.signal == signal.SIGKILL or child.stage < 0):
                 return self._ask(slot, request, timeout_s, interrupt, again=False)
             kind = ErrorKind.OOM if error.out_of_memory else ErrorKind.CRASH
             message = str(error)

@@ -132,6 +132,9 @@ class Child:
                 stage_at, stopped_s = since, 0.0
             limit_s = stage_s if stage >= 0 or first_s is None else first_s
             began = time.monotonic()
+            if not since <= began:  # NaN, too: no time would be over
+                self.kill()
+                raise Died(0, 0, "it has damaged the memory that it shares with its worker")
             left_s = since + limit_s + stopped_s - began
             wait_s = max(0.0, min(left_s, _POLL_S))
             ready = answers.poll(1000 * wait_s)

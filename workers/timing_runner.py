@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -184,9 +183,11 @@ class TimingRunner:
         """Check each entry that is not checked, and time it if that is wanted, in as many sessions as it takes.
 
         An entry that kills the child is tried once more alone at the end, as memory corrupted by one kernel may
-        kill another. One that hangs is not. All others continue in a new child.
+        kill another. One that hangs is not. All others continue in a new child. A child that died before the first
+        entry is replaced once, as an earlier job may have corrupted its memory, or others have taken the host's.
         """
         waiting = {b.entry: b for b in built}
+        known = frozenset(waiting)
         suspects: dict[int, Built] = {}
         is_again = False
         while waiting or suspects:
@@ -199,14 +200,16 @@ class TimingRunner:
                         f"the runner left entries {sorted(entries)} of job {work.job.id} out"
                     )
                 continue
-            if blamed < 0 and not (alone or is_again) and isinstance(error, Died) and error.signal == signal.SIGKILL:
-                is_again = True  # by the kernel, as for memory that others have taken
+            if blamed < 0 and not is_again and isinstance(error, Died):
+                is_again = True
+                suspects |= entries if alone else {}
                 continue
-            # A failure before the first entry is of the shared inputs and reference; one after a result of none.
-            guilty = {i: one for i, one in entries.items() if blamed < 0 or i == blamed}
+            # A failure before the first entry is of the shared inputs and reference, one after a result of none. One at
+            # an entry that there is not has damaged the mark: it may be of any.
+            guilty = {i: one for i, one in entries.items() if i == blamed or blamed not in known}
             for index, one in guilty.items():
                 del entries[index]
-                if _may_be_innocent(error) and not alone and len(guilty) == 1:
+                if _may_be_innocent(error) and not alone and blamed >= 0:
                     suspects[index] = one
                 else:
                     work.report(_lost(one, error))

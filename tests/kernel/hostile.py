@@ -32,7 +32,7 @@ DEEDS = (
     "good", "build_raises", "build_aborts", "build_hangs", "build_eats_memory", "build_forks",
     "build_leaves_orphans", "aborts", "segfaults", "hangs", "eats_memory", "forks", "raises",
     "exits", "exits_unfit", "writes_nothing", "wrong", "slightly_wrong", "writes_input", "writes_input_later",
-    "wrong_later", "slow", "waits",
+    "wrong_later", "slow", "waits", "damages_marks",
     "reads_past_end", "reads_far_past_end", "reads_before", "writes_past_end", "writes_before", "writes_gap",
     "writes_before_input", "code_reads_past_end", "code_reads_before", "code_writes_past_end",
     "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace", "code_writes_input",
@@ -155,6 +155,12 @@ def _vfork_sleepers() -> None:
         subprocess.Popen(["sleep", "4321"], start_new_session=True)
 
 
+def _progress() -> int:
+    """The address of the memory that this process shares with its worker."""
+    (line,) = (x for x in Path("/proc/self/maps").read_text().splitlines() if "plevel-progress" in x)
+    return int(line.partition("-")[0], 16)
+
+
 _calls: dict[str, int] = {}
 
 
@@ -182,6 +188,9 @@ def _at_run(deed: str, data: Any, out: Any, count: int) -> None:
     elif deed == "waits":
         while not Path(os.environ[GATE]).exists():
             time.sleep(0.01)
+    elif deed == "damages_marks":
+        ctypes.memset(_progress(), 0x11, 8)  # the stage
+        os.abort()
     elif deed == "wrong_later":
         target[...] = source + (1 if _calls[deed] < 4 else 2)
         return
@@ -297,6 +306,9 @@ def serve(channel: Any) -> None:
             time.sleep(1000)
         if asked == "half a message":
             os.write(channel.fileno(), LENGTH.pack(16) + b"{")
+            time.sleep(1000)
+        if asked == "damage the marks":
+            ctypes.memset(_progress() + 8, 0xFF, 8)  # the time of the last one: NaN
             time.sleep(1000)
         if asked == "garbage":
             os.write(channel.fileno(), b"\xff\xff\xff\xff")

@@ -268,6 +268,14 @@ def test_a_message_that_is_none_is_a_death(server: ForkServer, monkeypatch: pyte
         assert not died.value.out_of_memory and not child.alive
 
 
+def test_a_child_that_damages_its_marks_is_not_waited_for_for_ever(server: ForkServer) -> None:
+    child = server.spawn(Limits(module="hostile"))
+    child.send("damage the marks")
+    with pytest.raises(Died, match="damaged the memory that it shares"):
+        child.receive(HANG_S)
+    assert not child.alive
+
+
 def test_children_end_with_their_server(tmp_path: Path) -> None:
     with ForkServer(tmp_path, ("hostile",)) as short:
         child = short.spawn(Limits(module="hostile"))
@@ -379,6 +387,17 @@ def test_a_build_that_the_kernel_kills_is_tried_again(
 
     monkeypatch.setattr(Child, "receive", kill_first)
     assert [b.error for b in builders.build(hostile_job("good"), NEVER)] == [None] and killed
+
+
+def test_a_builder_that_died_after_a_build_does_not_fail_the_next(builders: BuilderPool) -> None:
+    """As of memory that the build has corrupted."""
+    builders.build(hostile_job("good"), NEVER)
+    for slot in builders._slots:
+        if slot.child is not None:
+            os.kill(slot.child.pid, signal.SIGABRT)
+    assert [b.error for b in builders.build(hostile_job("build_raises", "wrong"), NEVER)] == [
+        ErrorKind.INSTANTIATION, None,
+    ]
 
 
 def test_a_folder_that_was_deleted_ends_the_worker_not_its_candidates(builders: BuilderPool, tmp_path: Path) -> None:
@@ -616,6 +635,20 @@ def test_many_bad_kernels_in_one_job(builders: BuilderPool, runner: TimingRunner
     assert [results[i].error for i in range(6)] == [
         crash, None, crash, ErrorKind.WRONG_ANSWER, crash, None,
     ]
+
+
+def test_a_child_that_died_after_a_job_fails_no_entry_of_the_next(builders: BuilderPool, runner: TimingRunner) -> None:
+    """As of memory that the job's kernels have corrupted."""
+    run(hostile_job("good"), builders, runner)
+    assert runner._child is not None
+    os.kill(runner._child.pid, signal.SIGABRT)
+    _, results = run(hostile_job("good", "aborts"), builders, runner)
+    assert [results[i].error for i in range(2)] == [None, ErrorKind.CRASH]
+
+
+def test_a_kernel_that_damages_marks_fails_alone(builders: BuilderPool, runner: TimingRunner) -> None:
+    _, results = run(hostile_job("good", "damages_marks", "good"), builders, runner)
+    assert [results[i].error for i in range(3)] == [None, ErrorKind.CRASH, None]
 
 
 def test_a_session_can_be_interrupted(builders: BuilderPool, runner: TimingRunner) -> None:
