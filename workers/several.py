@@ -42,12 +42,16 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
     for child in children:
         child.start()
 
-    def hand_on(number: int, frame: object) -> None:
+    is_asked = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal is_asked
+        is_asked = True
         for child in children:
             child.terminate()
 
     for number in kinds:
-        signal.signal(number, hand_on)
+        signal.signal(number, end)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, kinds)
     status, running = 0, children
     while running:
@@ -55,16 +59,22 @@ def serve_each(devices: Sequence[str], serve: Callable[[str], int]) -> int:
         ended = [child for child in running if not child.is_alive()]
         running = [child for child in running if child not in ended]
         for child in ended:
+            if is_asked and -(child.exitcode or 0) in kinds:  # before it could take a job
+                continue
             if child.exitcode and not status:
                 status = max(child.exitcode, 1)  # negative if killed by a signal
                 log.error("the worker of %s failed (see above): stopping the others", child.name)
-                hand_on(signal.SIGTERM, None)
+                for other in running:
+                    other.terminate()
     return status
 
 
 def _begin(parent: int, serve: Callable[[str], int], device: str) -> None:
     os.setsid()  # Ctrl-C goes to the parent, which forwards it
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending_signals())
+    kinds = ending_signals()
+    for number in kinds:  # not as the command line has it, which would end this process with a traceback
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, kinds)
     if os.getppid() == parent:  # else the parent died before prctl
         sys.exit(serve(device))

@@ -15,17 +15,21 @@ from workers.__main__ import Options, main
 
 ROOT = Path(__file__).parents[2]
 # Each worker says that it is there, and each signal that reaches it; it ends with the last that it waits
-# for. A bad one fails once another is there.
+# for. A bad one fails once another is there; an early one has yet to heed signals.
 PARENT = """
 import os, signal, sys
 from workers.several import serve_each
 
 ready, there = os.pipe()
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line does
 
 def serve(device):
     if device == "bad":
         os.read(ready, 1)
         return 3
+    if device == "early":
+        os.write(1, b"early begins\\n")
+        signal.pause()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.write(1, f"{device} begins\\n".encode())
     os.write(there, b".")
@@ -75,6 +79,15 @@ def test_one_that_fails_ends_the_others(begin: Begin) -> None:
     parent = begin("1", "cpu:0", "bad")
     assert read(parent, 2) == ["cpu:0 begins", "cpu:0 hears"]
     assert parent.wait(HANG_S) == 3
+
+
+def test_one_that_is_ended_before_it_can_drain_has_not_failed(begin: Begin, capfd: pytest.CaptureFixture[str]) -> None:
+    parent = begin("1", "early", "cpu:0")
+    assert read(parent, 2) == ["cpu:0 begins", "early begins"]
+    parent.send_signal(signal.SIGTERM)
+    assert read(parent, 1) == ["cpu:0 hears"]
+    assert parent.wait(HANG_S) == 0
+    assert "failed" not in capfd.readouterr().err
 
 
 def test_they_end_with_their_parent(begin: Begin) -> None:
