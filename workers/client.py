@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
-_ANSWER_S = 30.0
+ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _UNAUTHORIZED = 401
 # Statuses of a lost lease or an unknown worker, and of a proxy that finds no service.
@@ -117,9 +117,9 @@ class Client:
             lambda: self._ask("/v1/workers", info, Registered), patience_s
         )
 
-    def heartbeat(self, worker_id: int) -> None:
+    def heartbeat(self, worker_id: int, timeout_s: float = ANSWER_S) -> None:
         """Send one heartbeat; raise `UnknownWorkerError` if the service does not know this worker."""
-        self._send("POST", f"/v1/workers/{worker_id}/heartbeat", {})
+        self._send("POST", f"/v1/workers/{worker_id}/heartbeat", {}, timeout_s)
 
     def deregister(self, worker_id: int) -> None:
         """Unregister, in one attempt; the service releases the worker's leases."""
@@ -128,14 +128,14 @@ class Client:
     def lease(self, request: LeaseRequest) -> tuple[Lease, ...]:
         """Wait up to `request.wait_s` for a job, and indefinitely for the service."""
         answer = self._keep_trying(
-            lambda: self._ask("/v1/leases", request, Leases, request.wait_s + _ANSWER_S)
+            lambda: self._ask("/v1/leases", request, Leases, request.wait_s + ANSWER_S)
         )
         return answer.leases
 
-    def renew(self, lease: Lease, timing: bool = False) -> Renewed:
+    def renew(self, lease: Lease, timing: bool = False, timeout_s: float = ANSWER_S) -> Renewed:
         """Renew a lease, in one attempt; raise `LeaseLostError`, or `DeviceBusyError` if `timing` must wait."""
         renewal = Renewal(token=lease.token, timing=timing)
-        return self._ask(f"/v1/leases/{lease.id}/renew", renewal, Renewed)
+        return self._ask(f"/v1/leases/{lease.id}/renew", renewal, Renewed, timeout_s)
 
     def release(self, lease: Lease) -> None:
         """Release a job, in one attempt."""
@@ -166,7 +166,7 @@ class Client:
                 raise StoppedError
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
-    def _ask(self, path: str, body: Any, kind: type[T], timeout_s: float = _ANSWER_S) -> T:
+    def _ask(self, path: str, body: Any, kind: type[T], timeout_s: float = ANSWER_S) -> T:
         """The service's answer to what is posted."""
         answer = self._send("POST", path, body, timeout_s)
         try:
@@ -178,7 +178,7 @@ class Client:
                 "is a plevel service of the same version"
             ) from error
 
-    def _send(self, method: str, path: str, body: Any = None, timeout_s: float = _ANSWER_S) -> httpx.Response:
+    def _send(self, method: str, path: str, body: Any = None, timeout_s: float = ANSWER_S) -> httpx.Response:
         """Send a request, once more by a new token where the service refuses the old one.
 
         Raises:
@@ -195,7 +195,7 @@ class Client:
 
     def _send_once(self, method: str, path: str, content: bytes | None, timeout_s: float) -> httpx.Response:
         headers = {"content-type": "application/json"} if content is not None else None
-        timeout = httpx.Timeout(timeout_s, connect=5.0)
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 5.0))
         try:
             return self._http.request(method, path, content=content, headers=headers, timeout=timeout)
         except httpx.RequestError as error:

@@ -20,7 +20,7 @@ from strategy.record import (
     Results,
     ResultsAccepted,
 )
-from workers.client import Client, LeaseLostError, ServiceError
+from workers.client import ANSWER_S, Client, LeaseLostError, ServiceError
 from workers.spool import Sender, Spool
 
 log = logging.getLogger(__name__)
@@ -136,10 +136,10 @@ class Holdings:
         for held in self.all():
             self.release(held)
 
-    def renew(self, held: Held) -> None:
+    def renew(self, held: Held, timeout_s: float = ANSWER_S) -> None:
         """Renew a lease; raise as `Client.renew` does, except for a loss, which is recorded."""
         try:
-            answer = self._client.renew(held.lease, timing=held.timing)
+            answer = self._client.renew(held.lease, held.timing, timeout_s)
         except LeaseLostError as error:
             log.warning("%s: its lease is lost, stopping its work: %s", held, error, extra=held.ids)
             held.end(lost=True)
@@ -149,22 +149,25 @@ class Holdings:
             held.end(cancelled=True)
 
     def keep_alive(self, registered: Callable[[], Registered], stop: threading.Event) -> None:
-        """Renew leases and send heartbeats until `stop`; for a thread of its own."""
+        """Renew leases and send heartbeats until `stop`; for a thread of its own.
+
+        A request that is not answered, as on a connection that a firewall has dropped, is made again within the term.
+        """
         heartbeat_at = time.monotonic() + registered().heartbeat_s
-        pause = min(_RENEW_S, registered().lease_s / 3)
-        while not stop.wait(pause):
+        timeout_s = registered().lease_s / 3
+        while not stop.wait(min(_RENEW_S, timeout_s)):
             for held in self.all():
                 if held.ended.is_set():
                     continue
                 try:
-                    self.renew(held)
+                    self.renew(held, timeout_s)
                 except ServiceError as error:
                     log.debug("%s: renewal of its lease failed, retrying: %s", held, error)
             if time.monotonic() >= heartbeat_at:
                 heartbeat_at = time.monotonic() + registered().heartbeat_s
                 # An unknown worker registers again with its next request for a job.
                 with contextlib.suppress(ServiceError):
-                    self._client.heartbeat(registered().worker_id)
+                    self._client.heartbeat(registered().worker_id, timeout_s)
 
     def _put(self, held: Held, **content: Any) -> None:
         results = Results(token=held.lease.token, session=held.session, **content)

@@ -519,6 +519,24 @@ def test_a_lease_is_renewed_until_its_last_results_are_on_disk(spool: Spool, mon
     holdings.close()
 
 
+def test_a_renewal_or_heartbeat_that_is_not_answered_leaves_time_for_another(spool: Spool) -> None:
+    stop, asked = threading.Event(), set()
+
+    def leave_unanswered(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/release"):
+            asked.add(request.url.path.rpartition("/")[2])
+            assert all(limit == pytest.approx(0.1) for limit in request.extensions["timeout"].values())
+            if len(asked) == 2:
+                stop.set()
+        raise httpx.ReadTimeout("timed out")
+
+    holdings = Holdings(Client(URL, stop, transport=httpx.MockTransport(leave_unanswered)), spool)
+    holdings.add(LEASE)
+    holdings.keep_alive(lambda: Registered(worker_id=1, heartbeat_s=0, lease_s=0.3), stop)
+    assert asked == {"renew", "heartbeat"}
+    holdings.close()
+
+
 def test_a_job_of_many_sessions_is_reported(spool: Spool) -> None:
     """Such as one whose kernels are so large that each is timed alone, or of which most crash."""
     sent: list[Results] = []
