@@ -7,6 +7,7 @@ as a large time.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,6 +23,7 @@ from service.search.transfer import Priors, Source, lower
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.workload import Workload
 
+log = logging.getLogger(__name__)
 POOL = 2000
 LEAST_POOL = 800
 EFFORT = 600_000  # maximum of trials times candidates times processes, which bounds the time of a proposal
@@ -74,6 +76,7 @@ class Search:
         self._theta = np.full((VIEWS, len(self._embedding.reach) + 1), np.nan)
         self._tuned_at = 0
         self._front: Floats = np.zeros((0, 2))
+        self._is_random = False  # the model failed at the last proposal
 
     def teach(self, sources: Sequence[Source]) -> None:
         """Replace the sources of transfer learning, from the next `ask` on."""
@@ -203,8 +206,12 @@ class Search:
                 return []
             tune = len(self._told) >= self._tuned_at * REFIT
             proposal = self.model.propose(self._request(priors, pool, prior, risk, n, tune=tune))
-        except CostModelError:
-            return []  # random proposals until the model is back
+        except CostModelError as error:
+            if not self._is_random:
+                log.warning("proposals for %s are random until it answers: %s", self._workload or "a space", error)
+            self._is_random = True
+            return []
+        self._is_random = False
         if tune:
             self._tuned_at = len(self._told)
         self._theta = proposal.theta

@@ -214,7 +214,7 @@ def test_told_twice_the_lower_counts() -> None:
     assert search.trials == 1
 
 
-def test_a_failing_model_leaves_random_search() -> None:
+def test_a_failing_model_leaves_random_search_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(InlineModel):
         def propose(self, request: Request) -> Proposal:
             raise CostModelError("it died")
@@ -222,6 +222,13 @@ def test_a_failing_model_leaves_random_search() -> None:
     search = Search(BOWL, 1, Broken())
     assert len(tune(search, 64)) == 64
     assert search.lower_bound_s is None
+    assert [r.message for r in caplog.records] == ["proposals for a space are random until it answers: it died"]
+    caplog.clear()
+    search.model = InlineModel()
+    tune(search, 8)
+    search.model = Broken()
+    tune(search, 8)
+    assert len(caplog.records) == 1
 
 
 def test_the_lower_bound_is_below_the_best_while_there_is_hope(model: ChildModel) -> None:
