@@ -46,9 +46,14 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a `Build`: a library at its path, or an error."""
+    """The answer to a `Build`: a library at its path, or an error.
+
+    Attributes:
+        has: the version of the implementation that this host has, 0 for none, if the entry asks for another.
+    """
 
     entry: int
+    has: int | None = None
     path: str = ""
     code_digest: str = ""
     error: ErrorKind | None = None
@@ -68,7 +73,15 @@ class RefusedError(ValueError):
 
 
 class NotInstalledError(RefusedError):
-    """This host has another version of the implementation, or none."""
+    """This host has another version of the implementation, or none.
+
+    Attributes:
+        has: that version, 0 for none; None if only the space is another.
+    """
+
+    def __init__(self, message: str, has: int | None) -> None:
+        super().__init__(message)
+        self.has = has
 
 
 def serve(channel: Channel) -> None:
@@ -87,7 +100,7 @@ def build(request: Build) -> Built:
     """
     began = time.perf_counter()
     path = Path(request.path)
-    kind, message, digest = None, "", ""
+    kind, message, digest, has = None, "", "", None
     try:
         check(request.workload, request.target, request.entry)
         lowered = lower(
@@ -99,6 +112,8 @@ def build(request: Build) -> Built:
             digest = artefact.digest
         else:
             digest = link(lowered, path)
+    except NotInstalledError as error:
+        kind, message, has = ErrorKind.INVALID, str(error), error.has
     except (RefusedError, ConfigError, OpError, LimitError) as error:
         kind, message = ErrorKind.INVALID, str(error)
     except (InstantiationError, PlanError) as error:
@@ -117,7 +132,7 @@ def build(request: Build) -> Built:
         kind = ErrorKind.OOM
     return Built(
         entry=request.entry.index, path="" if kind else str(path), code_digest=digest, error=kind,
-        message=shorten(message), build_s=time.perf_counter() - began,
+        message=shorten(message), build_s=time.perf_counter() - began, has=has,
     )
 
 
@@ -133,12 +148,14 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
     if candidate is None:
         raise NotInstalledError(
             f"{workload.op} has no implementation {entry.implementation!r} for {target} here; "
-            f"it has: {', '.join(offered) or 'none'}"
+            f"it has: {', '.join(offered) or 'none'}", 0,
         )
     if candidate.version != entry.version:
+        has, asked = (version.partition(".")[0] for version in (candidate.version, entry.version))
         raise NotInstalledError(
             f"{entry.implementation}: version {entry.version} is requested, but this worker has "
-            f"{candidate.version}: install the same version of plevel on both sides"
+            f"{candidate.version}: install the same version of plevel, or of the package that has it, on both sides",
+            None if has == asked else int(has),
         )
     if not holds(candidate, workload):
         raise RefusedError(

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from strategy.folder import scratch
 from strategy.installed import installed
 from strategy.record import Device, Job, Lease, LeaseRequest, Registered, Result, WorkerInfo
@@ -54,6 +56,10 @@ _LEASE_WAIT_S = 10.0
 _BUSY_S, _LONG_BUSY_S = 0.2, 10.0
 _REFUSED_S = 2.0
 _COOLING_S = 1.0
+
+
+class _OtherVersionError(Exception):
+    """This host has another version of an implementation than a job needs, which its registration did not say."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ class Daemon:
         self._batches: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._timed: Job | None = None  # the job in the runner
         self._registered: Registered | None = None
+        self._listed = self.info.operators  # without what its builds find
+        self._has_found = False  # since it registered
         # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
 
@@ -263,11 +271,14 @@ class Daemon:
         return self._registered
 
     def _next_leases(self, wait_s: float) -> tuple[Lease, ...]:
-        request = LeaseRequest(
-            worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s, jobs=self._depth
-        )
         try:
             try:
+                if self._has_found:
+                    self._has_found = False
+                    self._registered = self.client.register(self.info)
+                request = LeaseRequest(
+                    worker_id=self._identity().worker_id, device=self._device.identity, wait_s=wait_s, jobs=self._depth
+                )
                 leases = self.client.lease(request)
                 if self._refusal:
                     log.info("the service accepts this worker again")
@@ -300,6 +311,11 @@ class Daemon:
         except ScratchError as error:
             self._await_room(held, error)
             return
+        except _OtherVersionError as error:
+            log.warning("%s was released: %s", held, error, extra=held.ids)
+            held.end()
+            self._holdings.leave(held)
+            return
         except Interrupted:  # the lease has ended
             found = {}
         if held.ended.is_set():
@@ -325,8 +341,17 @@ class Daemon:
         self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
 
     def _report_failed(self, held: Held, built: Built) -> None:
-        if built.error is not None:
-            self._holdings.report(held, built.failure())
+        if built.error is None:
+            return
+        job = held.lease.job
+        name = next(e.implementation for e in job.entries if e.index == built.entry)
+        if built.has is not None and name not in self._listed.get(job.workload.op, {}):
+            known = self.info.operators
+            found = known | {job.workload.op: known.get(job.workload.op, {}) | {name: built.has}}
+            self.info = msgspec.structs.replace(self.info, operators=found)
+            self._has_found = True
+            raise _OtherVersionError(built.message)
+        self._holdings.report(held, built.failure())
 
     # Timing
 

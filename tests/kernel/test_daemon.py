@@ -14,9 +14,11 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from strategy.op_strategy import candidates
 from strategy.record import (
+    ALL,
     ErrorKind,
     Job,
     JobEntry,
@@ -482,6 +484,26 @@ def test_a_worker_that_may_not_register_again_tries_later_and_says_so_once(
     script.wait_for(lambda: script.done == [1])
     assert script.events.count("register") == 5
     assert caplog.text.count("the service refused this worker") == 1
+
+
+def test_a_worker_of_another_version_of_a_package_gives_its_jobs_back_and_says_what_it_has(
+    serve: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its registration has none, as a strategy offers the implementations of a workload only."""
+    right = job(2, "good", "wrong")
+    first = job(1, "good")
+    other = replace_struct(first, entries=(replace_struct(first.entries[0], version="2.00000000"),))
+    script = Script([other, right])
+    running = serve(script)
+    assert running.daemon.info.operators["hostile"] == {ALL: 0}
+    script.wait_for(lambda: script.done == [2])
+    assert script.events.index("release 1") < script.events.index("lease 2")
+    assert script.events.count("register") == 2
+    assert 1 not in script.results
+    has = int(first.entries[0].version.partition(".")[0])
+    assert running.daemon.info.operators["hostile"] == {ALL: 0, "hostile.cpu": has}
+    assert "job 1 (search, hostile(" in caplog.text
+    assert ") was released: hostile.cpu: version 2.00000000 is requested" in caplog.text
 
 
 class Breaking:
