@@ -32,6 +32,8 @@ from workers.client import (
 )
 
 log = logging.getLogger(__name__)
+# A service that comes back leaves a third of a term, of 12 s, to leases that are over by then.
+_LONGEST_AWAY_S = 2.0
 # The spool needs no limit, as a worker that cannot report gets no jobs.
 REFUSED_BYTES = 64 * 2**20
 
@@ -236,7 +238,8 @@ class Sender:
                     log.warning("%s; results stay in the spool, and are sent again", error)
                 with self._change:
                     self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                longest_s = _LONGEST_AWAY_S if isinstance(error, UnreachableError) else LONGEST_PAUSE_S
+                pause = min(2 * pause, longest_s)
                 continue
             pause = FIRST_PAUSE_S
             if not waiting:

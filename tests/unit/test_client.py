@@ -35,7 +35,7 @@ from strategy.record import (
 )
 from strategy.target import Target
 from strategy.workload import Input, Workload
-from tests.limit import HANG_S
+from tests.limit import HANG_S, wait_until
 from workers.client import (
     Client,
     LeaseLostError,
@@ -352,6 +352,19 @@ def test_results_are_sent_until_they_are_accepted(
     assert len(service.asked) == 5
     assert seen.accepted == [(5, yes)] and not seen.lost
     assert spool.empty
+
+
+def test_results_are_sent_soon_after_a_service_is_back_that_was_away_for_long(
+    start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their lease may be over, and ends a moment later."""
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.spool._LONGEST_AWAY_S", 0.002)
+    service = Service(*[AWAY] * 100, ResultsAccepted(accepted=1, known=0))
+    sender, seen = start(service)
+    sender.put(report(5, 0, done=True))
+    wait_until(lambda: seen.accepted)
+    assert len(service.asked) == 101
 
 
 def test_results_of_a_lost_lease_are_dropped_and_the_next_go_on(
