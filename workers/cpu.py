@@ -34,6 +34,8 @@ _CPUS = Path("/sys/devices/system/cpu")
 _SHARED = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"))  # noqa: S108
 _LOCK_NAME = "plevel-timing.lock"
 _CLAIMS = 1 << 20  # byte of the lock's file from which on workers mark their timing cores
+_WAITS = _CLAIMS - 1  # byte that those mark who wait for the host's lock
+_LOOK_S = 0.02  # between two looks at a lock
 _LONG_WAIT_S = 60.0
 AWAITS_TURN = "waiting for a turn to time or build"  # in a worker's log, which `plevel tune` repeats
 _LONGEST_SLOT = 100  # characters; a device's identity, the machine and the slot, may have 200
@@ -267,9 +269,20 @@ def timing_lock(stop: Callable[[], bool] = lambda: False, cores: Sequence[int] |
     """
     cores = sorted(os.sched_getaffinity(0)) if cores is None else cores
     with _opened_lock() as file:
+        _let_others_go_first(file)
         # The host's first: while it is held nobody else times, so that builds ahead of timing come to an end.
         host = partial(fcntl.flock, file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield _acquire([host, *_locks_of(file, cores, fcntl.F_WRLCK)], stop)
+        begin, end = (_locks_of(file, [_WAITS], kind) for kind in (fcntl.F_RDLCK, fcntl.F_UNLCK))
+        yield _acquire([*begin, host, *end, *_locks_of(file, cores, fcntl.F_WRLCK)], stop)
+
+
+def _let_others_go_first(file: int) -> None:
+    """Wait for two looks if another waits for the host's lock: who times on and on would leave it no moment."""
+    (alone,) = _locks_of(file, [_WAITS], fcntl.F_WRLCK)
+    try:
+        alone()
+    except BlockingIOError:
+        time.sleep(2 * _LOOK_S)
 
 
 @contextlib.contextmanager
@@ -319,7 +332,7 @@ def _acquire(locks: Sequence[Callable[[], object]], stop: Callable[[], bool]) ->
                         "%s, for %g s so far: another process holds %s: 'fuser -v %s' names it; continue or end it if "
                         "it is stopped", AWAITS_TURN, _LONG_WAIT_S, path, path,
                     )
-                time.sleep(0.02)
+                time.sleep(_LOOK_S)
     return True
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,33 @@ def test_a_second_worker_of_the_same_cores_is_noticed() -> None:
             assert mine
     with claimed((3, 4)) as again:
         assert again
+
+
+TIMES_ON = """
+import sys, time
+from pathlib import Path
+from workers import cpu
+
+cpu._SHARED = (Path(sys.argv[1]),)
+for turn in range(200):
+    with cpu.timing_lock(cores=(1,)):
+        if not turn:
+            print("begun", flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_worker_that_times_on_and_on_leaves_turns_to_others(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TIMES_ON, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        for _ in range(4):
+            with timing_lock(cores=(5,)):
+                pass
+            time.sleep(0.05)
+        assert other.poll() is None, "it had all of its turns first"
+        other.kill()
 
 
 def test_a_long_wait_for_another_worker_is_said_once(
