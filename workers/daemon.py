@@ -362,6 +362,8 @@ class Daemon:
             self.spent["waiting for a job"] += max(0.0, batch.leased_at - since)
             since = self._spend("waiting for a build", max(since, batch.leased_at))
             self._cool_down(held)
+            # Report the end of the previous job first. Before the lock, for which other workers of this host wait.
+            self._holdings.flush(_LEASE_WAIT_S)
             try:
                 with self._turn.time(held.ended.is_set) as mine:
                     if mine and self._begin_timing(held):
@@ -410,8 +412,6 @@ class Daemon:
 
     def _begin_timing(self, held: Held) -> bool:
         """Turn the lease into the device's timing lease; return False if it is lost."""
-        # Report the end of the previous job first.
-        self._holdings.flush(_LEASE_WAIT_S)
         if held.ended.is_set():
             return False
         held.timing = True

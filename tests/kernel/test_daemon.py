@@ -42,6 +42,7 @@ from tests.limit import HANG_S
 from workers.client import AnswerError, Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
+from workers.lease import Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer
 from workers.scratch import GOES_ON, ScratchError
 from workers.spool import Spool
@@ -459,6 +460,23 @@ def test_what_is_timed_while_the_service_is_away_is_reported_later(
     assert all(r.error is None for r in script.results[1].values())
     assert len(script.results[1]) == 2
     back.join()
+
+
+def test_other_workers_of_the_host_do_not_wait_for_the_service(
+    serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is away, each report takes its time."""
+    flush, timing = Holdings.flush, []
+
+    def note(holdings: Holdings, timeout_s: float) -> None:
+        timing.append(running.daemon._turn._timing)
+        flush(holdings, timeout_s)
+
+    monkeypatch.setattr(Holdings, "flush", note)
+    script = Script([job(1, "good"), job(2, "good")])
+    running = serve(script)
+    script.wait_for(lambda: script.done == [1, 2])
+    assert timing == [False] * 2
 
 
 def test_a_forgotten_worker_registers_again(serve: Callable[..., Running]) -> None:
