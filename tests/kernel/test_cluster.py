@@ -273,6 +273,20 @@ def test_a_builder_that_ends_leaves_what_it_builds(tmp_path: Path, monkeypatch: 
             asked.result(HANG_S)
 
 
+def test_a_builder_whose_fork_server_was_killed_starts_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(site.ARTEFACTS, str(tmp_path))
+    job = a_job(1)
+    asked = Order.of(job, job.entries[0]), job.entries[0]
+    first = site.Site.get(1)
+    try:
+        first._server._process.kill()
+        with pytest.raises(SandboxError, match="the fork server has died"):
+            first.build(*asked)
+        assert site.Site.get(1).build(*asked).library
+    finally:
+        site.Site.close()
+
+
 def test_a_builder_is_made_anew_where_its_worker_is_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -91,9 +91,17 @@ class Site:
     def close(cls) -> None:
         """End the children, and delete their folder."""
         with cls._lock:
-            one, cls._one = cls._one, None
+            one = cls._one
         if one is not None:
-            one._open.close()
+            one._retire()
+
+    def _retire(self) -> None:
+        """End the children of this site, of which the next order opens another."""
+        with Site._lock:
+            if Site._one is not self:
+                return
+            Site._one = None
+        self._open.close()
 
     def build(self, order: Order, entry: JobEntry) -> Artefact:
         """The artefact of an order, from the store or built in a child.
@@ -108,7 +116,11 @@ class Site:
             id=0, run_id=0, workload=order.workload, target=order.target, phase=Phase.SEARCH,
             entries=(entry,), policy=TimingPolicy(build_timeout_s=order.timeout_s), seed=0,
         )
-        built = next(iter(self._pool(order.target).build(job, threading.Event())), None)
+        try:
+            built = next(iter(self._pool(order.target).build(job, threading.Event())), None)
+        except SandboxError:  # as where the fork server was killed
+            self._retire()
+            raise
         if built is None:
             raise SandboxError("the builder ends")
         artefact = Artefact.load(order, built)
