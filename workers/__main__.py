@@ -23,6 +23,7 @@ from pathlib import Path
 from strategy.log import Form, configure
 from strategy.record import Device, decode
 from workers.builder_pool import Elsewhere
+from workers.cgroup import THROTTLES, cpu_quota
 from workers.client import Client, ServiceError, StoppedError, UnreachableError, UntrustedError
 from workers.connection import ConnectionSettingError
 from workers.cpu import DeviceError, assign, describe_device, parse_cores
@@ -33,6 +34,7 @@ from workers.scratch import ScratchError, check_executable
 from workers.several import serve_each
 from workers.spool import Spool
 
+log = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 
 
@@ -95,6 +97,11 @@ def serve(options: Options, slot: str) -> int:
             cores = parse_cores(slot)
             assigned = assign(cores, len(cores) if options.threads is None else options.threads)
             device = describe_device(assigned, len(assigned.timing))
+            if (quota := cpu_quota()) < len(assigned.all):
+                log.warning(
+                    "%s has more than the time of %.3g cores that a quota leaves to this process, and %s: assign whole "
+                    "cores instead (cpuset, taskset -c)", device.slot, quota, THROTTLES,
+                )
         stop = threading.Event()
         client = Client(options.url, stop, options.token)
     except (DeviceError, ConnectionSettingError, ScratchError) as error:

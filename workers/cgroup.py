@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+
+THROTTLES = "kernels are throttled when it is spent"  # in a worker's log, which `plevel tune` repeats
 
 
 def machine_memory(root: Path = Path("/")) -> int:
@@ -13,6 +17,13 @@ def machine_memory(root: Path = Path("/")) -> int:
     for name in ("memory.max", "memory.limit_in_bytes"):
         most = min([most, *(int(limit) for limit in group_limits("memory", name, root) if limit.isdecimal())])
     return most
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """The number of cores whose whole time this process may use, by its control group or one above it; or infinity."""
+    found: list[Sequence[str]] = [limit.split() for limit in group_limits("cpu", "cpu.max", root)]
+    found += zip(*(group_limits("cpu", f"cpu.cfs_{name}_us", root) for name in ("quota", "period")), strict=False)
+    return min((int(quota) / int(period) for quota, period in found if quota.isdecimal()), default=math.inf)
 
 
 def group_limits(controller: str, name: str, root: Path = Path("/")) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -19,7 +20,7 @@ from strategy.compile.export import find_compiler, missing_compiler
 from strategy.compile.openmp import REMEDY as OPENMP
 from strategy.compile.openmp import build_launcher
 from strategy.fault import ToolError
-from workers.cgroup import group_limits, machine_memory
+from workers.cgroup import THROTTLES, cpu_quota, machine_memory
 from workers.cpu import Cores, installed_version, read, state
 from workers.drift import DRIFT, time_reference
 from workers.scratch import NOT_EXECUTABLE, is_executable
@@ -47,7 +48,7 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
         cores: the cores to time and build on.
         root: the root of /proc and /sys.
     """
-    return [*_tools(), *_settings(root), *_room(), *_noise(cores)]
+    return [*_tools(), *_settings(cores, root), *_room(), *_noise(cores)]
 
 
 def _tools() -> Iterator[Finding]:
@@ -69,7 +70,7 @@ def _has_openmp() -> bool:
     return False
 
 
-def _settings(root: Path) -> Iterator[Finding]:
+def _settings(cores: Cores, root: Path) -> Iterator[Finding]:
     system = root / "sys/devices/system"
     chosen = read(system / "cpu/cpu0/cpufreq/scaling_governor")
     yield Finding(
@@ -90,12 +91,11 @@ def _settings(root: Path) -> Iterator[Finding]:
         what="clock source", found=clock or "unknown",
         remedy=f"reading it is slow: boot with clocksource={_GOOD_CLOCKS[0]}" if slow else "",
     )
-    quotas = (limit.partition(" ")[0] for limit in group_limits("cpu", "cpu.max", root))
-    quota = next((quota for quota in quotas if quota != "max"), "")
+    quota, count = cpu_quota(root), len(cores.all)
     yield Finding(
-        what="quota", found=f"{quota} µs a period" if quota else "none",
-        remedy="processes are throttled when it is spent: assign whole cores (cpuset) instead"
-        if quota else "",
+        what="quota", found="none" if quota == math.inf else f"the time of {quota:.3g} cores",
+        remedy=f"less than that of {count} cores, and {THROTTLES}: assign whole cores instead (cpuset, taskset -c)"
+        if quota < count else "",
     )
 
 

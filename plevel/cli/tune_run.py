@@ -213,10 +213,11 @@ def follow(
 
 @contextmanager
 def _telling_of_waits(embedded: Embedded, console: Console) -> Iterator[None]:
-    """Repeat what the worker's log says of what it waits for: room on its disk, or another worker of this host.
+    """Repeat what the worker's log says of a quota, and of what it waits for: room on its disk, or another worker.
 
     In a thread of its own, as a run that stands still has no new status.
     """
+    from workers.cgroup import THROTTLES
     from workers.cpu import AWAITS_TURN
     from workers.scratch import GOES_ON, WAITS
 
@@ -229,7 +230,7 @@ def _telling_of_waits(embedded: Embedded, console: Console) -> Iterator[None]:
                 last = ended.wait(_LOOK_S)
                 *lines, part = (part + log.read()).split("\n")
                 for line in lines:
-                    if any(words in line for words in (WAITS, GOES_ON, AWAITS_TURN)):
+                    if any(words in line for words in (WAITS, GOES_ON, AWAITS_TURN, THROTTLES)):
                         console.print(line.partition(" WARNING ")[2], markup=False, soft_wrap=True)
 
     watcher = threading.Thread(target=watch, daemon=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,11 @@ import pytest
 from tests.unit.test_cli import plevel
 from workers import doctor
 from workers.__main__ import Options, serve
-from workers.cgroup import machine_memory
+from workers.cgroup import cpu_quota, machine_memory
 from workers.cpu import Cores, assign, parse_cores
+from workers.daemon import Daemon
+
+CORES = Cores("cpu:0-1", (0, 1), (0, 1))
 
 
 def host(root: Path, **files: str) -> Path:
@@ -25,7 +30,7 @@ def host(root: Path, **files: str) -> Path:
 
 
 def settings(root: Path) -> dict[str, tuple[str, bool]]:
-    return {f.what: (f.found, not f.remedy) for f in doctor._settings(root)}
+    return {f.what: (f.found, not f.remedy) for f in doctor._settings(CORES, root)}
 
 
 def test_a_good_host(tmp_path: Path) -> None:
@@ -51,11 +56,49 @@ def test_a_host_with_everything_wrong(tmp_path: Path) -> None:
     (root / "sys/fs/cgroup/build.slice/cpu.max").write_text("150000 100000\n")
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/build.slice/plevel.service\n")
-    found = {f.what: f for f in doctor._settings(root)}
+    found = {f.what: f for f in doctor._settings(CORES, root)}
     assert all(f.remedy for f in found.values())
     assert "performance" in found["governor"].remedy
     assert "cpufreq/boost" in found["turbo"].remedy
-    assert found["quota"].found == "150000 µs a period"
+    assert found["quota"].found == "the time of 1.5 cores"
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "quota"),
+    [
+        ("0::/job", {"job/cpu.max": "max 100000"}, math.inf),
+        ("0::/job/step", {"job/cpu.max": "800000 100000", "job/step/cpu.max": "50000 100000"}, 0.5),
+        ("4:cpu,cpuacct:/job", {"cpu/job/cpu.cfs_quota_us": "-1"}, math.inf),
+        (
+            "4:cpu,cpuacct:/job",
+            {"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000"}, 3.0,
+        ),
+    ],
+)
+def test_the_quota_is_that_of_the_tightest_control_group(
+    tmp_path: Path, group: str, files: dict[str, str], quota: float
+) -> None:
+    for name, limit in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{limit}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    assert cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(("quota", "said"), [(1.5, True), (2.0, False)])
+def test_a_worker_of_more_cores_than_its_quota_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, quota: float, said: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr("workers.__main__.cpu_quota", lambda: quota)
+    monkeypatch.setattr("workers.__main__.ended_by_signals", lambda *_: nullcontext())
+    monkeypatch.setattr(Daemon, "run", lambda *_: None)
+    assert serve(Options(url="http://127.0.0.1:9"), "cpu") == 0
+    assert ("cpu:0-1 has more than the time of 1.5 cores" in caplog.text) is said
 
 
 def test_the_memory_is_that_of_the_smallest_control_group(tmp_path: Path) -> None:
