@@ -94,8 +94,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
 def assign(cores: Sequence[int], threads: int) -> Cores:
     """Divide cores into those that time kernels of `threads` threads and those that build.
 
-    Each timing thread gets a physical core if there are enough. The other hyper-thread of a timing core builds
-    nothing. If no physical core is left, building shares the timing cores.
+    Each timing thread gets a physical core if there are enough, the fastest ones where they differ. The other
+    hyper-thread of a timing core builds nothing. If no physical core is left, building shares the timing cores.
 
     Raises:
         DeviceError: more threads than cores.
@@ -105,8 +105,8 @@ def assign(cores: Sequence[int], threads: int) -> Cores:
     physical: dict[tuple[int, ...], list[int]] = {}
     for core in cores:
         physical.setdefault(_siblings(core), []).append(core)
-    # Interrupts and other programs prefer the first cores: time on the last ones.
-    by_core = list(physical.values())[::-1]
+    # Interrupts and other programs prefer the first cores: time on the last ones of the fastest.
+    by_core = sorted(physical.values(), key=lambda group: (_speed(group[0]), group), reverse=True)
     timing = [group[0] for group in by_core[:threads]] if threads <= len(by_core) else sorted(cores)[-threads:]
     building = [core for group in by_core if not set(group) & set(timing) for core in group] or list(cores)
     return Cores(_slot(sorted(cores)), tuple(sorted(timing)), tuple(sorted(building)))
@@ -127,6 +127,12 @@ def pin(thread: int, cores: Collection[int]) -> None:
 def _siblings(core: int) -> tuple[int, ...]:
     text = read(_CPUS / f"cpu{core}/topology/thread_siblings_list") or str(core)
     return tuple(int(word) for part in text.split(",") for word in part.split("-"))
+
+
+def _speed(core: int) -> int:
+    """The speed of a core beside others of its host, as some processors have slow ones to save energy; 0 if unknown."""
+    texts = (read(_CPUS / f"cpu{core}" / name) for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"))
+    return next((int(text) for text in texts if text.isdecimal()), 0)
 
 
 def _slot(cores: Sequence[int]) -> str:

@@ -27,6 +27,7 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host of eight cores, on four physical ones: 0 with 4, 1 with 5 …"""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(cpu, "_siblings", lambda core: (core % 4, core % 4 + 4))
+    monkeypatch.setattr(cpu, "_speed", lambda core: 0)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,21 @@ def test_each_timing_thread_gets_a_physical_core(
     assert cores.building == building
     assert cores.overlap == bool(set(timing) & set(building))
     assert cores.slot == "cpu:0-7"
+
+
+@pytest.mark.parametrize(
+    ("file", "fast", "slow"), [("cpufreq/cpuinfo_max_freq", "4900000", "3600000"), ("cpu_capacity", "1024", "290")]
+)
+def test_slow_cores_that_save_energy_time_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, fast: str, slow: str
+) -> None:
+    monkeypatch.setattr(cpu, "_CPUS", tmp_path)
+    for core in range(6):
+        path = tmp_path / f"cpu{core}" / file
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{fast if core < 2 else slow}\n")
+    assert assign(range(6), 1).timing == (1,)
+    assert assign(range(6), 3).timing == (0, 1, 5)
 
 
 def test_many_cores_apart_have_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
