@@ -163,5 +163,13 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
 
 def test_links_of_the_pages_outside_of_the_site_lead_somewhere() -> None:
     for page in ROOT.glob("*.md"):
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text()):
             assert "://" in link or (ROOT / link).exists(), f"{page.name}: {link}"
+            if anchor and "://" not in link:
+                assert anchor in anchors_of(ROOT / link if link else page), f"{page.name}: {link}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as its site and GitHub make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles}
