@@ -272,7 +272,7 @@ def level_of_radix(k: int, length: int, limits: DeviceLimits) -> int | None:
     """The plevel of sorting by digits, against 10 where a block sorts a row; None where it is not offered."""
     if k <= _FEW or not _LONG < length <= _LONGEST or limits.capability < LEAST_CAPABILITY:
         return None
-    return 12  # several times as fast as a block's sort and as merges (docs/gpu.md)
+    return 12  # several times as fast as a block's sort and as merges (docs/performance-gpu.md)
 
 
 def space_of_radix(

@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS * TOGETHER) select_kept(
 _THREADS = (32, 64, 128, 256, 512, 1024)
 _COUNTED = 128  # so many are ordered by counting, more by a network
 _MOST, _LONGEST = 512, 2**30
-_FEW = 256  # preferred up to this k, of rows of twice as many: many times as fast as sorting (docs/gpu.md)
+_FEW = 256  # preferred up to this k, of rows of twice as many: many times as fast as sorting (docs/performance-gpu.md)
 _REALS = {"float16": "float", "bfloat16": "float", "float32": "float", "float64": "double"}
 
 
