@@ -50,7 +50,8 @@ def runs(
     ]
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
     console = make_console()
-    print_table(console, columns, rows, right=("run", "trials"), none="no runs yet")
+    above, aside = ("target",), ("message",)
+    print_table(console, columns, rows, right=("run", "trials"), above=above, aside=aside, none="no runs yet")
     _say_what_continues(console, found, place)
 
 

@@ -594,6 +594,20 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     )
 
 
+def test_a_narrow_terminal_has_no_column_of_runs_messages(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = "dense(data=float32[16,64],weight=float32[32,64]:const)"
+    known = (status(2, "relu(x)", interrupted=False), status(1, workload, interrupted=True))
+    monkeypatch.setattr(Direct, "runs", lambda self, limit: known)
+    said = io.StringIO()
+    narrow = Console(file=said, width=80, force_terminal=True, no_color=True, highlight=False)
+    monkeypatch.setattr("plevel.cli.output.make_console", lambda **_: narrow)
+    assert called("runs").returncode == 0
+    shown = said.getvalue()
+    assert shown.startswith("llvm/znver4/threads=1\n")
+    assert " interrupted " in shown
+    assert "without message: widen the terminal" in shown
+
+
 @pytest.mark.parametrize("command", ["runs", "status"])
 def test_an_interrupted_run_of_a_service_goes_on_by_itself(
     command: str, called: Called, monkeypatch: pytest.MonkeyPatch
