@@ -106,10 +106,11 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return cls(selections=tuple(found[key] for key in sorted(found)))
 
     def find(self, workload: Workload, target: Target) -> Locked | None:
-        """The entry of a workload on a target, else on the same processor, timed otherwise."""
+        """The entry of a workload on a target, else on the same processor, timed otherwise or of any device model."""
         found = self._by_key.get(_key(workload, target))
         if found is None and target.kind == "llvm":
-            found = self._by_processor.get(_key(workload, target.in_network()))
+            near = (self._by_processor.get((workload.key, place)) for place in _places(target))
+            found = next((entry for entry in near if entry is not None), None)
         return found
 
     def select(self, workload: Workload, target: Target) -> Locked:
@@ -138,8 +139,8 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def is_for(self, target: Target) -> bool:
         """Return whether an entry is for a processor, however it is timed."""
-        place = _place(target.in_network())
-        return any(place == own for _, own in self._by_processor)
+        places = _places(target)
+        return any(own in places for _, own in self._by_processor)
 
     def require(self, target: Target) -> None:
         """Raise `SelectionError` if no entry is for a processor, however it is timed."""
@@ -246,6 +247,13 @@ def _key(workload: Workload, target: Target) -> tuple[str, str]:
 
 def _place(target: Target) -> str:
     return json.dumps(target.to_json(), sort_keys=True)
+
+
+def _places(target: Target) -> tuple[str, str]:
+    """The processor of a target, however it is timed: with its device model, and as a person names it, by its key."""
+    inside = target.in_network()
+    named = {k: v for k, v in inside.to_json().items() if k not in ("model", *inside.capability)}
+    return _place(inside), _place(Target.parse(named))
 
 
 def _listed(targets: Iterable[Target]) -> str:

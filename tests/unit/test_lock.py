@@ -61,6 +61,23 @@ def test_a_lock_for_another_processor_is_refused_as_a_whole() -> None:
         lock.require(other)
 
 
+def test_a_lock_for_a_processor_answers_for_its_devices_and_not_one_for_a_device_for_others() -> None:
+    device, other = (
+        Target.parse({**TARGET.to_json(), "model": name, "libs": ["cblas"], "l2_bytes": 1 << 20}) for name in "ab"
+    )
+    lock = Lock.make([AT_DEVICE])
+    for timed in (device, device.in_network()):
+        lock.require(timed)
+        told = lock.select(WORKLOAD, timed).selection(timed)
+        assert (told.implementation, told.target) == ("fast", timed)
+        assert f"from the lock's entry for {TARGET}" in told.explanation
+    of_device = Lock.make([choose(WORKLOAD, device, OFFERED, [measured("fast", 1.0, Level.DEVICE)])])
+    of_device.require(device)
+    for target in (TARGET, other):
+        with pytest.raises(SelectionError, match="nothing for"):
+            of_device.require(target)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
 def test_a_time_that_is_none_makes_no_lock(seconds: float) -> None:
     lock = Lock.make([selected([measured("fast", 1.0, Level.DEVICE)])])
