@@ -82,7 +82,7 @@ class Progress:
 
     def __init__(self, left: Callable[[], float], series: Series) -> None:
         self._left, self._series = left, series
-        self._stage = "the next one begins"  # of a series that is slow already
+        self._stage = ""
         self._is_timing = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="plevel-progress", daemon=True)
@@ -112,7 +112,9 @@ class Progress:
             due_s = series.claim()
             if due_s is not None:
                 which = "a graph has" if series.graphs == 1 else f"{series.graphs} graphs have"
-                logger.warning("plevel: %s been compiling for %.0f s: %s%s", which, due_s, self._stage, self._rest())
+                # Before its first stage a process loads Inductor; of a series that is slow already a line may be due.
+                stage = self._stage or ("Inductor is loaded" if series.graphs == 1 else "the next one begins")
+                logger.warning("plevel: %s been compiling for %.0f s: %s%s", which, due_s, stage, self._rest())
 
     def _rest(self) -> str:
         left_s = self._left()

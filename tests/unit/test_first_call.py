@@ -73,6 +73,18 @@ def test_a_stage_that_takes_long_is_told_with_what_is_left(
     assert f"plevel: a graph has been compiling for 0 s: it is timed as one library{rest}" in caplog.messages
 
 
+def test_a_first_graph_that_begins_slowly_is_not_the_next_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "FIRST_S", 0.001)
+    series = Series()
+    for said in ("a graph has been compiling for 0 s: Inductor is loaded", "2 graphs have been compiling for 0 s: the"):
+        caplog.clear()
+        with told() as came, Progress(lambda: math.inf, series):
+            assert came.wait(HANG_S)
+        assert said in caplog.messages[0]
+
+
 def test_a_graph_that_is_compiled_soon_is_told_of_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
     with Progress(lambda: math.inf, Series()) as shown:
         shown.say("Inductor compiles it")
