@@ -22,7 +22,7 @@ from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
 from strategy.workload_text import parse_workload
-from workers.connection import ConnectionSettingError, certificate_fault, open_http
+from workers.connection import ConnectionSettingError, certificate_fault, find_proxy, open_http
 
 T = TypeVar("T")
 _QUEUED = re.compile(r'^plevel_jobs_queued\{target="(.*)"\} (\S+)$', re.MULTILINE)
@@ -588,6 +588,8 @@ class Client:
             return UnreachableError(f"{self.url} answers without TLS ({said}): write http:// in its URL")
         if isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http://"):
             said += "; if it has a certificate, write https:// in its URL"
+        if proxy := find_proxy(self.url):
+            said += f"; it was asked by the proxy {proxy}, which NO_PROXY may except it from"
         return UnreachableError(
             f"no service answers at {self.url} ({said}): start one with 'plevel serve', or correct its URL"
         )

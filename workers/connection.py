@@ -7,6 +7,7 @@ import re
 import ssl
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -39,6 +40,13 @@ def open_http(url: str, transport: httpx.BaseTransport | None = None, **options:
             f"a proxy of the environment cannot be used ({why}): correct HTTP_PROXY, HTTPS_PROXY, ALL_PROXY or "
             f"NO_PROXY, in which {address.host} may be named"
         ) from error
+
+
+def find_proxy(url: str) -> str:
+    """The proxy of the environment by which `open_http` reaches a service, without a password; empty without one."""
+    address, known = httpx.URL(url), getproxies()
+    proxy = known.get(address.scheme) or known.get("all") or ""
+    return "" if is_loopback(address.host) or proxy_bypass(address.host) else re.sub(r"(?<=://).*@", "", proxy)
 
 
 def trusted_certificates() -> ssl.SSLContext:

@@ -131,3 +131,15 @@ def test_the_system_s_certificates_are_trusted(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("SSL_CERT_FILE", os.fspath(certifi.where()))
     trusted_certificates()
     assert asked == [True]
+
+
+def test_a_service_that_a_proxy_does_not_reach_names_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@{proxy}")
+    with Client("http://farm:8765", patience_s=0) as client, pytest.raises(UnreachableError) as raised:
+        client.runs()
+    assert f"by the proxy http://{proxy}, which NO_PROXY may except it from" in str(raised.value)
+    assert str(raised.value).endswith("or correct its URL")
+    with Client(f"http://127.0.0.1:{free_port()}", patience_s=0) as client, pytest.raises(UnreachableError) as raised:
+        client.runs()
+    assert "proxy" not in str(raised.value)
