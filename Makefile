@@ -39,7 +39,8 @@ $(STAMP): pyproject.toml
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || { \
 	 echo >&2 "plevel links what it builds with a C compiler, and none is on PATH:\
 	 install one (Debian: apt install gcc g++)"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	@# One whose making was interrupted has a Python without pip.
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || { \
 	 echo >&2 "$(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)"; exit 1; }
 	@echo "installing into $(VENV), which takes some minutes, most of them to download TVM"
 	@# Python compiles what is imported when it first is; all that is installed would take 20 s of processor time.
