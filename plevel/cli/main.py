@@ -104,7 +104,8 @@ def _assemble(*names: str) -> typer.Typer:
         epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 130 interrupted.",
         no_args_is_help=True,
         rich_markup_mode=None,  # square brackets of types are no markup
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
+        # Typer colours what it says of completion, by codes that `PlainStream` shows as text.
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST, "color": False},
     )
     made.callback()(_root)
     for panel, commands in _PANELS.items():

@@ -1637,6 +1637,13 @@ def test_a_command_that_is_built_alone_is_as_among_all(name: str) -> None:
     assert alone.stdout == among_all.stdout
 
 
+def test_completion_is_told_of_without_codes_of_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
+    done = CliRunner().invoke(app, ["--install-completion"], color=True)
+    assert done.stdout.startswith("bash completion installed in ")
+
+
 def test_version(called: Called) -> None:
     done = called("--version")
     assert done.stdout.startswith("plevel ")
