@@ -4,6 +4,7 @@ It loads its modules while single-threaded, then forks a child within millisecon
 is a session of its own with limits on memory, files and processes; it serves JSON requests over its own socket until
 that closes.
 """
+# Over 300 lines: the server's loop, its children and what bounds them; its process loads few other modules.
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ The daemon never imports TVM, but starts one fork server, which does. A handle d
 (`Late`), a death (`Died`), a lack of this host (`SandboxError`), and an error of the job (an ordinary answer of the
 child's code).
 """
+# Over 300 lines: the server's handle and its children's, which end each other.
 
 from __future__ import annotations
 
