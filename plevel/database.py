@@ -48,6 +48,10 @@ class Rest:
     def reset(self) -> None:
         self._away.clear()
 
+    def is_for(self, why: str) -> bool:
+        """Return whether a place is not asked now as it failed with this message."""
+        return any(message == why and time.monotonic() < until for message, until in self._away.values())
+
     @contextmanager
     def asking(self, place: str) -> Iterator[None]:
         """Note a failure of the place meanwhile.

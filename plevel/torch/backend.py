@@ -19,7 +19,7 @@ import torch._inductor.config
 from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
-from plevel.database import Rest, RestingError
+from plevel.database import REST_S, Rest, RestingError
 from plevel.kernel_selection import Choose, Chosen, make_chooser, open_records, read_lock
 from plevel.torch.budget import Budget, Part
 from plevel.torch.compilation import Compilation, run_whole
@@ -46,6 +46,7 @@ logger = logging.getLogger("plevel.torch")
 _budget = Budget()
 _series = Series()
 _rest = Rest()
+_told: set[str] = set()  # reasons that graphs were left to Inductor for
 _known_locks: set[str] = set()  # by their paths: one was used, or its first graph was warned of
 
 
@@ -106,8 +107,11 @@ def plevel(
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         logger.debug("the graph is left to Inductor", exc_info=True)
-        if not isinstance(error, RestingError):  # an earlier graph waited, and warned
-            warnings.warn(f"plevel: a graph is left to Inductor: {reason}", stacklevel=2)
+        if not isinstance(error, RestingError) or str(error) not in _told:
+            later = f"; it is not asked again for {REST_S:.0f} s: graphs that need it are, too"
+            is_away = _rest.is_for(str(error))
+            warnings.warn(f"plevel: a graph is left to Inductor: {reason}{later if is_away else ''}", stacklevel=2)
+            _told.add(str(error))
         return _alone(module, inputs, reason)
 
 
@@ -115,6 +119,7 @@ def _reset() -> None:
     forget()
     _budget.reset()
     _rest.reset()
+    _told.clear()
     _known_locks.clear()
 
 

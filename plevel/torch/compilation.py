@@ -28,6 +28,7 @@ from plevel.torch.toolchain import ask_toolchain
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, Whole, draft_whole, forget_whole
 from strategy.network.graph import NetworkError
+from strategy.table import show_number
 from workers.pool import Pool
 
 logger = logging.getLogger("plevel.torch")
@@ -204,7 +205,7 @@ class Compilation:
         """Report a graph that Inductor runs, and warn of workloads whose kernels could not be built."""
         if plan.errors:
             (workload, why), *more = plan.errors.items()
-            others = f", and {len(more)} more workloads" if more else ""
+            others = f", and {show_number(len(more), 'more workload')}" if more else ""
             warnings.warn(f"plevel: {workload}{others} left to Inductor: {why}", stacklevel=_CALLER)
         made = make_report(plan, self._kept, self._verdict, self.module, self.inputs)
         note(made, self.module, self.inputs)

@@ -24,7 +24,7 @@ from torch._inductor.codecache import CppPythonBindingsCodeCache, PyCodeCache
 from torch.testing._internal.two_tensor import TwoTensor
 
 from plevel.client import Client, UnreachableError
-from plevel.torch import compilation, explain, freezing, frozen, kernel, operation, store
+from plevel.torch import backend, compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.option import OptionError
@@ -38,6 +38,7 @@ from workers import pool
 
 ROOT = Path(__file__).parents[2]
 ALL = {"confirm": False}
+AWAY = {"database": "http://away.example:1"}
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
@@ -958,14 +959,28 @@ def test_a_service_that_is_away_is_waited_for_and_warned_of_once(monkeypatch: py
     before = len(explain())
     with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        close(compiled(forward, {"database": "http://away.example:1"})(x), forward(x))
+        close(compiled(forward, AWAY)(x), forward(x))
     assert [str(w.message) for w in seen if "plevel" in str(w.message)] == [
-        "plevel: a graph is left to Inductor: UnreachableError: no service answers"
+        "plevel: a graph is left to Inductor: UnreachableError: no service answers; it is not asked again for 30 s: "
+        "graphs that need it are, too"
     ]
     notes = [report.note for report in explain()[before:]]
     assert len(notes) == 2
     assert all(note.endswith("Error: no service answers") for note in notes)
     assert len(asked) == 1
+
+
+def test_a_graph_that_is_left_to_inductor_as_records_failed_for_another_one_says_so_once():
+    """As where a lock has the workloads of the other, but for one."""
+    with pytest.raises(UnreachableError), backend._rest.asking("http://away.example:1"):
+        raise UnreachableError("no service answers")
+    torch.manual_seed(3)
+    x, fast = torch.randn(8, 24), [compiled(models.Block(24, n).eval(), AWAY) for n in (40, 48)]
+    said = "left to Inductor: RestingError: no service answers; it is not asked again for 30 s: graphs that"
+    with torch.inference_mode():
+        with pytest.warns(UserWarning, match=said):
+            fast[0](x)
+        fast[1](x)  # a second warning would be an error
 
 
 def test_a_kernel_that_cannot_be_built_leaves_its_workload_to_inductor(monkeypatch: pytest.MonkeyPatch):
