@@ -95,8 +95,11 @@ def make_report(
             unknown = apart if found.parts else "Inductor fuses it with its neighbours, and it was not timed"
             refused = verdict.refused if verdict else unknown
             ended = f": {verdict.ended}" if verdict and verdict.ended else ""
-            is_tried = found.workload.key in tried
-            slower = "the whole graph is not faster with it" if is_tried else f"it was not timed{ended}"
+            slower = f"it was not timed{ended}"
+            if verdict and found.workload.key in verdict.differing:
+                slower = "the graph's outputs differ from Inductor's with it"
+            elif found.workload.key in tried:
+                slower = "the whole graph is not faster with it"
             name, why = "", refused or slower
         rows.append(
             Part(

@@ -97,9 +97,13 @@ def copy_strided(x: torch.Tensor) -> torch.Tensor:
     if 0 < span < x.numel():  # elements share memory, as those of windows do
         return x.as_strided((span,), (1,)).clone().as_strided(x.size(), x.stride())
     made = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
-    once = tuple(slice(1) if step == 0 else slice(None) for step in x.stride())
-    made[once].copy_(x[once])
+    unexpanded(made).copy_(unexpanded(x))
     return made
+
+
+def unexpanded(x: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor with one element of each expanded axis, which can be written."""
+    return x[tuple(slice(1) if step == 0 else slice(None) for step in x.stride())]
 
 
 def constant_outputs(frozen: GraphModule) -> list[int]:

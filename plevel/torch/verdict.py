@@ -23,7 +23,8 @@ class Verdict(msgspec.Struct, frozen=True):
     of a call by Inductor alone and with all that stay, in turns; `pool` names the threads that ran all of them.
     `whole`: the graph is one library of plevel's, `apart` says why it is not. `library` has the digests of the kernels
     of the library that was timed, by workload. `ended` is the reason why not all was compared that could be, and
-    `errors` are the reasons of workloads whose kernels could not be built, by key.
+    `errors` are the reasons of workloads whose kernels could not be built, by key. With the kernels of the workloads
+    `differing` the graph's outputs were others than Inductor's.
     """
 
     key: str
@@ -40,11 +41,12 @@ class Verdict(msgspec.Struct, frozen=True):
     library: dict[str, str] = {}
     ended: str = ""
     errors: dict[str, str] = {}
+    differing: tuple[str, ...] = ()
 
     @property
     def is_final(self) -> bool:
         """False if nothing was compared for lack of time: a later process times the graph."""
-        return bool(self.steps or not self.ended)
+        return bool(self.steps or self.differing or not self.ended)
 
 
 def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:

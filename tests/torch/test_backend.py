@@ -960,10 +960,8 @@ def test_a_service_that_is_away_is_waited_for_and_warned_of_once(monkeypatch: py
     with torch.inference_mode(), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         close(compiled(forward, AWAY)(x), forward(x))
-    assert [str(w.message) for w in seen if "plevel" in str(w.message)] == [
-        "plevel: a graph is left to Inductor: UnreachableError: no service answers; it is not asked again for 30 s: "
-        "graphs that need it are, too"
-    ]
+    (said,) = (str(w.message) for w in seen if "plevel" in str(w.message))
+    assert said.startswith("plevel: a graph is left to Inductor: UnreachableError: no service answers; it is not asked")
     notes = [report.note for report in explain()[before:]]
     assert len(notes) == 2
     assert all(note.endswith("Error: no service answers") for note in notes)
