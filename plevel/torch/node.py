@@ -181,8 +181,8 @@ def flops(module: GraphModule) -> Iterator[tuple[Node, int]]:
         values = [hint(a.meta["val"] if isinstance(a, Node) else a) for a in node.args]
         out = [hint(o) for o in out] if isinstance(out, tuple) else hint(out)
         made = int(count(*values, **node.kwargs, out_val=out))
-        first = (u for u in node.users if u.target is operator.getitem and u.args[1] == 0)
-        yield next(first, node), made
+        parts = (u for u in node.users if u.target is operator.getitem)
+        yield min(parts, key=lambda part: part.args[1], default=node), made
 
 
 def name_of(node: Node) -> str:

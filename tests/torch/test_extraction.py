@@ -87,6 +87,17 @@ def test_what_is_not_covered_is_named():
     assert found.covered == 1 - missed.flops / found.flops
 
 
+def test_a_product_is_named_of_whose_values_the_first_is_not_used():
+    weight = torch.randn(4, 3, 3, 3)
+
+    def step(x):
+        slope = torch.func.grad(lambda w: torch.nn.functional.conv2d(x, w).square().sum())
+        return weight - 0.1 * slope(weight)
+
+    found = extract(step, (torch.randn(2, 3, 8, 8),))
+    assert "aten.convolution_backward.default" in {missed.name for missed in found.missed}
+
+
 class Upsampled(torch.nn.Module):
     """Transposed convolutions with constant weights, of equal and of other strides, and one of given weights."""
 
