@@ -144,7 +144,9 @@ class _Search:
         if self._try_whole(make_whole):
             if self._rest() > REST and self._has_time(self.form_s):
                 with suppress(TimeoutError):
-                    self._exchange(self.plan.build(self.plan.preferred()))
+                    # None, if only a library has kernels for its products: Inductor alone was compared.
+                    if built := self.plan.build(self.plan.preferred()):
+                        self._exchange(built)
             return
         if not self._has_time(self.form_s):
             self.ended = OVER

@@ -112,11 +112,12 @@ def whole(ratios, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("float64", marks=pytest.mark.full), "autocast"])
-def test_a_library_has_products_of_other_dtypes_and_those_of_autocast(whole, kind):
+def test_a_library_has_products_of_other_dtypes_and_those_of_autocast(whole, kind, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model, x = torch.nn.Linear(32, 48).eval(), torch.randn(24, 32)
     if kind == "float64":
         model, x = model.double(), x.double()
+        monkeypatch.setattr(confirmation, "REST", 0.0)  # it is not compared with Inductor's form again
     whole += [[0.6] * 9]
     torch._dynamo.reset()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, kind == "autocast"):
