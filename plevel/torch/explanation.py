@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from plevel.torch.extraction import Extracted
 from plevel.torch.plan import Plan
 from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
@@ -72,7 +73,6 @@ def make_report(
     """The report of a graph that Inductor compiled."""
     total = plan.extraction.flops or 1
     rows, failed = [], set()
-    tried = {key for step in verdict.steps for key in step.workloads} if verdict else set()
     taken: Counter[Workload] = Counter()
     for found in plan.extraction.workloads:
         taken.update(found.parts if found.workload in kept else {})
@@ -91,16 +91,7 @@ def make_report(
             name, why = kernel.implementation, kernel.explanation
             config = kernel.selection.config if isinstance(kernel.selection, Selection) else None
         else:
-            apart = "its products are not measured to be slower apart"
-            unknown = apart if found.parts else "Inductor fuses it with its neighbours, and it was not timed"
-            refused = verdict.refused if verdict else unknown
-            ended = f": {verdict.ended}" if verdict and verdict.ended else ""
-            slower = f"it was not timed{ended}"
-            if verdict and found.workload.key in verdict.differing:
-                slower = "the graph's outputs differ from Inductor's with it"
-            elif found.workload.key in tried:
-                slower = "the whole graph is not faster with it"
-            name, why = "", refused or slower
+            name, why = "", _left(found, verdict)
         rows.append(
             Part(
                 workload=found.workload, occurrences=left or found.occurrences, share=plan.extraction.share(found),
@@ -109,6 +100,20 @@ def make_report(
         )
     missed = {m.name: m.flops / total for m in plan.extraction.missed}
     return Report(tuple(rows), missed, verdict, parameters=owned(model, inputs), failed=frozenset(failed))
+
+
+def _left(found: Extracted, verdict: Verdict | None) -> str:
+    """The reason why Inductor keeps a workload that has a kernel."""
+    if verdict is None:
+        apart = "its products are not measured to be slower apart"
+        return apart if found.parts else "Inductor fuses it with its neighbours, and it was not timed"
+    if verdict.refused:
+        return verdict.refused
+    if found.workload.key in verdict.differing:
+        return "the graph's outputs differ from Inductor's with it"
+    if any(found.workload.key in step.workloads for step in verdict.steps):
+        return "the whole graph is not faster with it"
+    return f"it was not timed: {verdict.ended}" if verdict.ended else "it was not timed"
 
 
 def report_whole(whole: Whole, verdict: Verdict, model: Any) -> Report:
