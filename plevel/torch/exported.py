@@ -33,14 +33,14 @@ from plevel.torch.control import MOST_UNROLLED, Run, control_of
 from plevel.torch.frozen import is_dense
 from plevel.torch.joining import join_sizes
 from plevel.torch.quantization import quantized_parts
+from plevel.torch.reach import find_reached, limited
 from plevel.torch.symbol import (
     SYMBOLIC,
     Binding,
+    find_bounds,
     find_extents,
-    find_reached,
     find_symbols,
     known,
-    limited,
     range_of,
     read_number,
     resized,
@@ -200,7 +200,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
             found.append(replace(network, sizes=sizes))
         more = derive_all(found[0].root, both[0], twin=found[1].root)
         if not more.has_quotients or more.known == both[0].known:
-            each = [s.knowing(more.known) for s in both]
+            each = [replace(s.knowing(more.known), bounds=tuple(find_bounds(plain, symbols))) for s in both]
             own, other = (limited(s, r, t) for s, r, t in zip(each, reached, reached[::-1], strict=True))
             return replace(found[0], sizes=own, twin=replace(found[1], sizes=other)), plain
         known = list(more.known)  # with those between plevel's own operators, which probes must tell apart, too

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import gcd
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Graph
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -19,7 +18,7 @@ from strategy.expr import Constant, Expr, Var, call, post_order
 from strategy.network import layer
 from strategy.network.extent import Extent, Symbol
 from strategy.network.graph import NetworkError
-from strategy.network.size import MOST, NAMES, PROBED, Sizes
+from strategy.network.size import MOST, NAMES, PROBED
 from strategy.reference import evaluate
 from strategy.types import TensorType
 
@@ -36,8 +35,6 @@ _FUNCTIONS = _OF_FLOATS | {
 }
 """Functions of SymPy and of PyTorch's shapes as plevel's; those of `_OF_FLOATS` are computed in float64."""
 _DIVISIONS = ("CleanDiv", "FloatTrueDiv", "FloorDiv", "IntTrueDiv", "Mod", "PythonMod")
-_RANKED = ("aten.topk.default", "aten.kthvalue.default")
-_INDEXED = ("aten.index.Tensor", "aten.index_select.default", "aten.gather.default", "aten.scatter_add.default")
 
 
 def find_symbols(program: ExportedProgram) -> tuple[Any, ...]:
@@ -79,6 +76,23 @@ def find_extents(program: ExportedProgram, symbols: Sequence[Any]) -> list[Exten
                 "of sizes and of their quotients by numbers: export the model with this one fixed"
             ) from error
     return list(found.values())
+
+
+def find_bounds(program: ExportedProgram, symbols: Sequence[Any]) -> list[tuple[Extent, int, int]]:
+    """The sums of sizes that PyTorch has bounds for, beyond those of each size: the least and the greatest value."""
+    known = {s: Extent.of(Symbol(place, name)) for place, (s, name) in enumerate(zip(symbols, NAMES, strict=False))}
+    ranges = {symbol: program.range_constraints[symbol] for symbol in symbols}
+    found = []
+    for formula, own in program.range_constraints.items():
+        if formula.is_Symbol or not formula.free_symbols <= ranges.keys():
+            continue
+        free, extent = bound_sympy(formula, ranges), _extent(formula, known, ranges)
+        least, most = (extent.at([range_of(program, s)[end] for s in symbols]) for end in (0, 1))
+        low = int(own.lower) if own.lower > free.lower else least
+        high = int(own.upper) if own.upper < free.upper else most
+        if (low, high) != (least, most):
+            found.append((extent, low, high))
+    return found
 
 
 def _sizes_in(program: ExportedProgram) -> Iterator[tuple[Any, int, Any]]:
@@ -223,44 +237,6 @@ def _made(expression: Any, at: Binding) -> Expr:
     return reduce(lambda x, y: call(_FUNCTIONS[name], x, y), more, first) if more else call(_FUNCTIONS[name], first)
 
 
-def _reached(node: Any, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
-    """The places that parts of symbolic axes reach to, with those axes, where the parts are of fixed extents.
-
-    PyTorch clips a part of a shorter axis, but not its type, and refuses an index beyond the axis.
-    """
-    shape = getattr(node.args[0].meta.get("val"), "shape", ()) if node.args and hasattr(node.args[0], "meta") else ()
-    found = []
-    for axis, places in _read(node, values):
-        if shape and isinstance(shape[axis], SYMBOLIC):
-            # One behind the element, or so many from the end.
-            found += [(reach, known(shape[axis], at)) for n in places if 0 < (reach := n + 1 if n >= 0 else -n) < MOST]
-    return found
-
-
-def _read(node: Any, values: Mapping[Any, Any]) -> Iterator[tuple[int, Sequence[int]]]:
-    """The axes of a node's first operand of which it reads fixed elements, each with its outermost ones."""
-    kind, place = str(node.target), node.args[1] if len(node.args) > 1 else 0
-    if kind == "aten.select.int":
-        yield place, node.args[2:3] if isinstance(node.args[2], int) else ()
-    elif kind == "aten.slice.Tensor":
-        extent = node.meta["val"].shape[place]
-        start, end, step = (*node.args[2:5], None, None, None)[:3]
-        if not isinstance(extent, int):
-            return
-        if (start is None or (isinstance(start, int) and start >= 0)) and extent and isinstance(step or 1, int):
-            yield place, [(start or 0) + (extent - 1) * (step or 1)]
-        else:
-            yield place, [n if n < 0 else n - 1 for n in (start, end) if isinstance(n, int)]
-    elif kind in _RANKED:
-        yield (node.args[2] if len(node.args) > 2 else -1), [node.args[1] - 1] if isinstance(node.args[1], int) else ()
-    elif kind in _INDEXED:
-        indices: Iterable[Any] = enumerate(node.args[1]) if kind == _INDEXED[0] else [(place, node.args[2])]
-        for axis, index in indices:
-            numbers = None if index is None else constant_of(values[index])
-            if numbers is not None and numbers.size:
-                yield axis, [int(numbers.min()), int(numbers.max())]
-
-
 def constant_of(value: Expr) -> np.ndarray | None:
     """A value, such as an index, that depends on no input; None for others."""
     for node in post_order(value):
@@ -268,28 +244,6 @@ def constant_of(value: Expr) -> np.ndarray | None:
         if isinstance(node, Var) or (isinstance(kind, TensorType) and kind.size >= PROBED):
             return None
     return np.asarray(evaluate(value, {}))
-
-
-def find_reached(graph: Graph, at: Binding, values: Mapping[Any, Any]) -> list[tuple[int, int]]:
-    """The places that parts of a fixed extent reach to, with the extents of their axes, in a program's graph.
-
-    Args:
-        values: the expressions of its nodes.
-    """
-    return [pair for node in graph.nodes if at and node in values for pair in _reached(node, at, values)]
-
-
-def limited(sizes: Sizes, reached: Sequence[tuple[int, int]], twin: Sequence[tuple[int, int]]) -> Sizes:
-    """The sizes within bounds at which parts of a fixed extent are within their axes; raise `NetworkError` for none.
-
-    Args:
-        reached: as `find_reached` gives it, and at the probes of the twin.
-    """
-    try:
-        pairs = [tuple(map(sizes.encode, mine, theirs)) for mine, theirs in zip(reached, twin, strict=True)]
-        return sizes.limited((place, axis) for place, axis in pairs)
-    except ValueError as error:
-        raise NetworkError(str(error)) from error
 
 
 def resized(x: torch.Tensor, like: torch.Tensor, at: Binding) -> torch.Tensor:

@@ -220,7 +220,10 @@ def _header(plan: Plan, name: str, about: str, target: Target) -> str:
         threads=show_number(target.threads, "thread"), arena=plan.arena_bytes, guard=f"PLEVEL_{name}_H",
         arguments=_parameters(plan), least=" at the least sizes" if plan.sizes else "", most_rank=MAX_RANK,
         wrong="a size out of range, an axis of 2^63 elements or more, or " if plan.sizes else "",
-        sizes="".join(f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)),
+        sizes="".join(
+            [f" *   {s.name}: a symbolic size, from {s.low} to {s.high}\n" for s in sizes_of(plan)]
+            + [f" *   {e}: from {low} to {high}\n" for e, low, high in (plan.sizes.bounds if plan.sizes else ())]
+        ),
     )
 
 

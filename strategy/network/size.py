@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice, product
 
 from strategy.network.extent import Decoder, Extent, Quotient, Symbol
 from strategy.types import Dim, TensorType
@@ -38,12 +38,14 @@ class Sizes:
         probes: the numbers that stand for them in the network's types.
         known: extents of the network, which other numbers stand for.
         twin: the numbers that stand for them in its twin.
+        bounds: extents of several sizes, each with its least and greatest value.
     """
 
     sizes: tuple[Size, ...]
     probes: tuple[int, ...]
     known: tuple[Extent, ...] = ()
     twin: tuple[int, ...] = ()
+    bounds: tuple[tuple[Extent, int, int], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -187,7 +189,12 @@ class Sizes:
             for s in self.sizes
         ]
         count = max(map(len, each))
-        return [tuple(own[(i + 2 * place) % len(own)] for place, own in enumerate(each)) for i in range(count)]
+        found = [tuple(own[(i + 2 * place) % len(own)] for place, own in enumerate(each)) for i in range(count)]
+        fitting = list(filter(self._is_bounded, found)) or list(islice(filter(self._is_bounded, product(*each)), 1))
+        return fitting or found
+
+    def _is_bounded(self, values: Sequence[int]) -> bool:
+        return all(low <= extent.at(values) <= high for extent, low, high in self.bounds)
 
 
 def extents_at(encoded: Encoded, values: Sequence[int]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ def write_sizes(plan: Plan, extents: list[Extent]) -> list[str]:
         return [f"  const {kind} {s.name} = _sizes[{i}]; (void){s.name};" for i, s in enumerate(sizes)]
 
     within = [f"_sizes[{i}] >= {s.low} && _sizes[{i}] <= {s.high}" for i, s in enumerate(sizes)]
+    within += [f"{e.c} >= {low} && {e.c} <= {high}" for e, low, high in (plan.sizes.bounds if plan.sizes else ())]
     within += [f"{extent.c} > 0 && {extent.c} <= INT64_MAX" for extent in extents]
     buffers = dict.fromkeys(b for place in plan.places for b in place.bytes if isinstance(b, Extent))
     exceeding = [f"{b.c} >= (double)TOO_MANY" for b in buffers if b.degree > _EXACT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -209,3 +210,25 @@ def test_the_axes_of_a_cache_that_are_equal_are_one_size(
     assert "seen: bool[n,m + k], input" in header
     assert header.count("float32[n,2,k,4], input") == 4
     assert ("k: a symbolic size, from 1 to 20" in header) == bool(most)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+@pytest.mark.parametrize("bounds", [{"max": 9}, {"min": 7}], ids=str)
+def test_a_sum_of_sizes_stays_within_its_bounds(bounds: dict[str, int], tmp_path: Path) -> None:
+    free = torch.export.Dim.DYNAMIC
+    given = torch.randn(4, 3), torch.randn(4, 3), torch.randn(8, 1)
+    program = torch.export.export(
+        Called(lambda x, y, mask: torch.cat([x, y]) * mask), given,
+        dynamic_shapes=({0: free}, {0: free}, {0: free(**bounds)}), strict=False,
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    arguments = [tmp_path / "model.pt2", "-o", tmp_path / "model.so", "--verify", "--target", "cpu", "--threads", "2"]
+    with pytest.raises(SystemExit) as done:
+        main(["compile", *map(str, arguments)])
+    assert not done.value.code
+    said = "n + m: from 2 to 9" if "max" in bounds else f"n + m: from 7 to {2 * (2**31 - 1)}"
+    assert said in (tmp_path / "model.h").read_text()
+    call, buffers = ctypes.CDLL(str(tmp_path / "model.so")).plevel_model, [torch.ones(200) for _ in range(4)]
+    pointers = [ctypes.c_void_p(b.data_ptr()) for b in buffers]
+    found = [call(ctypes.c_int64(n), ctypes.c_int64(m), *pointers) == 0 for n, m in ((4, 4), (1, 1), (5, 5))]
+    assert found == [True, "max" in bounds, "min" in bounds]
