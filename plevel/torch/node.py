@@ -17,6 +17,7 @@ EXPANDS = aten.expand.default
 CONVERT = torch.ops.prims.convert_element_type.default
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}  # of kernels in a graph
+MOST_AXES = 8  # of a kernel's tensors (`runtime.c`)
 UNKNOWN = 128  # for a size that depends on values
 Extent = int | str  # a symbolic one is the text of its expression
 
@@ -92,13 +93,14 @@ def constant(module: GraphModule, node: Any) -> Any:
 
 
 def is_plain(node: Any) -> bool:
-    """Return whether the node's value is a tensor of `DTYPES` of the host, with elements."""
+    """Return whether the node's value is a tensor that kernels take: of `DTYPES`, of the host, with elements."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return (
         isinstance(value, torch.Tensor)
         and value.dtype in DTYPES
         and value.device.type == "cpu"
         and value.layout == torch.strided
+        and value.ndim <= MOST_AXES
         and 0 not in extents(node)
     )
 

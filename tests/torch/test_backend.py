@@ -236,6 +236,17 @@ def test_what_is_viewed_by_strides_has_those_of_pytorch(function, given, everywh
     assert explain()[-1].replaced == 1
 
 
+def test_a_softmax_of_more_axes_than_kernels_take_stays_inductors(everywhere):
+    def forward(x):
+        return x.view(1, 2, 1, 2, 1, 2, 1, 2, 4).softmax(-1)
+
+    x = torch.randn(16, 4)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(forward)(x), forward(x))
+    assert explain()[-1].rows == ()
+
+
 def test_a_call_writes_the_buffer_of_inductor_and_copies_what_is_not_aligned():
     from plevel.torch import operation
     from plevel.torch.plan import model_target
