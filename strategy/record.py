@@ -482,6 +482,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0  # part of it in interruptions: a minute or more in which no worker had a job of it
     workers: int = 0  # live workers for this target
     interrupted: bool = False  # its service has ended before it
+    waiting: bool = False  # no live worker takes its jobs, for the reason in `message`
     message: str = ""  # the reason of its end, or what it is waiting for
     tasks: tuple[TaskStatus, ...] = ()
 

@@ -90,7 +90,7 @@ class Progress:
             words.append(f"about {show_duration(left)} left")
         if status.workers == 0:
             words.append(status.message or "waiting for a worker")
-        elif status.state == "running" and status.message:
+        elif status.message and (status.state == "running" or status.waiting):
             words.append(status.message)
         return ", ".join(words)
 

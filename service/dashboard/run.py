@@ -90,13 +90,14 @@ def _values(
     shown = query.first_workload(connection, run_id, workload)
     leaders = [] if shown is None else query.leaders(connection, run_id, shown)
     workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
+    waits = _waits(connection, context, row)
     ended = row.finished_at
     idle_s = run_status.idle_s(connection, [run_id]).get(run_id, 0.0)
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     progress = query.progress(connection, run_id, asked, told)
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
-        "interrupted": is_interrupted(connection, run_id),
+        "interrupted": is_interrupted(connection, run_id), "waits": waits,
         "progress": progress, "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s, "idle_s": idle_s, "worked_s": elapsed_s - idle_s,
@@ -104,6 +105,11 @@ def _values(
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }
+
+
+def _waits(connection: sa.Connection, context: Context, row: Any) -> str:
+    """The reason why live workers take no job of a run; empty if they do, or it has ended."""
+    return run_status.explain_rest(connection, row.id, context.settings.alive_s) if row.state in LIVE else ""
 
 
 def time_left_s(elapsed_s: float, own: int, left: int) -> float | None:
@@ -127,9 +133,9 @@ async def follow(context: Ctx, run_id: RunId) -> Response:
     def look() -> Seen:
         with context.store.read() as connection:
             version = query.version(connection, run_id)
-            target_id = query.head(connection, run_id).target_id
-            workers = fleet.count_alive(connection, target_id, context.settings.alive_s)
-            mark = (*version, workers, is_interrupted(connection, run_id))
+            row = query.head(connection, run_id)
+            workers = fleet.count_alive(connection, row.target_id, context.settings.alive_s)
+            mark = (*version, workers, is_interrupted(connection, run_id), _waits(connection, context, row))
         return Seen(mark, b"{}", version[0] not in LIVE)
 
     await run_in_threadpool(look)  # 404 before the stream begins

@@ -20,6 +20,16 @@ Operators = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True)
+class Lack:
+    """An operator, or a version of one of its implementations, that workers lack; and the versions that they have."""
+
+    op: str
+    implementation: str = ""
+    version: str = ""
+    had: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class LeaseAsk:
     """A request for jobs for a worker's device, which then builds at most `most`.
 
@@ -96,10 +106,20 @@ def can_build(needs: str, operators: Operators) -> bool:
     return all(str(known[name]) == version if name in known else ALL in known for name, version in versions)
 
 
-def named_needs(needs: str) -> tuple[str, ...]:
-    """The implementations of a job's needs, each with its version and its operator, for people."""
+def lacking(needs: str, fleet: Collection[Operators]) -> tuple[Lack, ...]:
+    """The needs of a job that not all of these workers meet: the operator alone if none of them has it."""
     op, versions = _read_needs(needs)
-    return tuple(f"{name} of version {version} for {op}" for name, version in versions) or (op,)
+    known = [operators[op] for operators in fleet if op in operators]
+    if not known:
+        return (Lack(op),)
+    lacks = (Lack(op, name, version, _versions_of(name, known)) for name, version in versions)
+    return tuple(one for one in lacks if one.had != (one.version,))
+
+
+def _versions_of(name: str, known: Collection[Mapping[str, int]]) -> tuple[str, ...]:
+    """The versions of an implementation that workers have, ascending; empty text stands for none."""
+    had = {"" if name not in of_op else str(of_op[name]) for of_op in known if ALL not in of_op}
+    return tuple(sorted(had, key=lambda version: int(version or -1)))
 
 
 @lru_cache(maxsize=4096)

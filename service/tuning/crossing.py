@@ -28,7 +28,7 @@ def is_crossed(connection: sa.Connection, tuning: TuningRun, proposed: Sequence[
     lock(connection, tasks)
     tuning.find_policy(connection)
     # Jobs first: a concurrent report is then found by both queries, not by neither.
-    awaited = other_run.find_awaited(connection, tuning.id, tuning.request, tuning.policy_id, tasks)
+    awaited = other_run.find_awaited(connection, tuning.id, tuning.request.force, tuning.policy_id, tasks)
     if any((task_id, config.digest) in wanted for task_id, found in awaited.items() for config in found.values()):
         return True
     cursors = {t.id: t.cursor for t in tuning.tasks}

@@ -24,7 +24,7 @@ def absorb(connection: sa.Connection, tuning: TuningRun) -> None:
     # Open jobs first: a concurrent report is then found by both queries, not by neither.
     under_way = connection.execute(_UNDER_WAY, {"run_id": tuning.id}).all()
     awaited = other_run.find_awaited(
-        connection, tuning.id, tuning.request, tuning.policy_id, [t.id for t in tuning.tasks]
+        connection, tuning.id, tuning.request.force, tuning.policy_id, [t.id for t in tuning.tasks]
     )
     for t in tuning.tasks:
         for gone in t.awaited.keys() - awaited.get(t.id, {}).keys():

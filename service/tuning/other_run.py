@@ -27,10 +27,10 @@ Entry = tuple[int, int]  # a job, and its entry's number
 
 
 def find_awaited(
-    connection: sa.Connection, run_id: int, request: RunRequest, policy_id: int | None, tasks: Collection[int]
+    connection: sa.Connection, run_id: int, forced: bool, policy_id: int | None, tasks: Collection[int]
 ) -> dict[int, dict[Entry, Config]]:
     """The configurations of each task whose results are to count as trials of a run, and are not reported yet."""
-    if request.force or policy_id is None:
+    if forced or policy_id is None:
         return {}
     same = sa.select(run_task.c.run_id).where(among(run_task.c.task_id))
     others = sa.select(run.c.id).where(run.c.state.in_(LIVE), run.c.id != run_id, run.c.id.in_(same))

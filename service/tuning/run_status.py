@@ -11,13 +11,16 @@ import sqlalchemy as sa
 
 from service.errors import NotFoundError
 from service.queue import explain, fleet
+from service.queue import job as jobs
 from service.records import ranking
 from service.records.best import standing
 from service.records.ranking import Ranked
+from service.store import catalogue
+from service.store.listed import Integers
 from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
-from service.tuning import budget
+from service.tuning import budget, other_run
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import unknown_run
 from service.tuning.tally import count_trials, tally
@@ -66,6 +69,7 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
     )
     workers = fleet.count_alive(connection, row.target_id, alive_s)
     message = row.message
+    waiting = False
     interrupted = is_interrupted(connection, run_id)
     if interrupted:
         message = (
@@ -73,21 +77,35 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
             "are kept"
         )
     elif row.state in LIVE and not workers:
+        waiting = True
         message = (
             f"waiting for a worker for target {asked.target}: start one with "
             "`plevel worker --url URL`, with this service's URL"
         )
-    elif row.state == RunState.RUNNING and (missing := explain.missing(connection, run_id, alive_s)):
-        message = (
-            f"waiting for a worker that can build {', '.join(missing)}: those alive for target {asked.target} "
-            "have other versions; bring them to this service's version of plevel"
-        )
+    elif row.state in LIVE and (why := explain_rest(connection, run_id, alive_s)):
+        waiting, message = True, why
     return RunStatus(
         id=run_id, state=RunState(row.state), target=asked.target, trials=asked.trials,
         trials_done=min(done, asked.trials), created_at=row.created_at,
         finished_at=row.finished_at, timing_s=float(sum(t.run_s for t in told)),
-        idle_s=idle, workers=workers, interrupted=interrupted, message=message, tasks=tuple(tasks),
+        idle_s=idle, workers=workers, interrupted=interrupted, waiting=waiting, message=message, tasks=tuple(tasks),
     )
+
+
+def explain_rest(connection: sa.Connection, run_id: int, alive_s: float) -> str:
+    """The reason why live workers take no job of a live run, or of another's for which it waits; empty if they do."""
+    if jobs.open_jobs(connection, run_id):
+        return explain.explain_rest(connection, job.c.run_id == run_id, alive_s)
+    of_search = run.c.request["search_policy"].label("search_policy")
+    asked = connection.execute(sa.select(*run.c["state", "forced"], of_search).where(run.c.id == run_id)).one()
+    if asked.state != RunState.RUNNING:  # its finals are done
+        return ""
+    policy_id = catalogue.find_policy(connection, convert(asked.search_policy or {}, TimingPolicy))
+    tasks = connection.scalars(sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)).all()
+    awaited = other_run.find_awaited(connection, run_id, asked.forced, policy_id, tasks)
+    others = {job_id for found in awaited.values() for job_id, _ in found}
+    given = sa.bindparam("others", sorted(others), type_=Integers())
+    return explain.explain_rest(connection, among(job.c.id, given), alive_s) if others else ""
 
 
 def _count_charged(

@@ -414,7 +414,10 @@ def test_why_a_job_waits(scene: Scene) -> None:
     scene.register(device("host-c/cpu:0", OTHER_TARGET))
     assert "is alive: start one" in reasons(scene, job_id)
     unable = scene.register(device("host-d/cpu:0"), operators={"filter": {FAST.implementation: 2}})
-    assert "no worker for the target has the versions" in reasons(scene, job_id)
+    assert reasons(scene, job_id).startswith(
+        f"no live worker for its target (worker) has what it needs: {FAST.implementation} of version 1 for filter "
+        "(they have version 2): "
+    )
     assert scene.lease(unable, "host-d/cpu:0") is None
     worker_id = scene.register()
     assert "1 device can take it" in reasons(scene, job_id)

@@ -12,7 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from plevel.cli.tune_report import _ending
-from service.queue import fleet, heartbeat, retry
+from service.dashboard import run as run_page
+from service.dashboard.view import render
+from service.queue import fleet, heartbeat, pause, retry
 from service.queue import job as queue
 from service.queue import report as reporting
 from service.queue.explain import explain
@@ -676,7 +678,7 @@ def test_tasks_of_any_number_are_locked_and_looked_up(store: Store) -> None:
     tasks = range(20_000)
     with store.write() as c:
         crossing.lock(c, tasks)
-        assert not other_run.find_awaited(c, 1, drawn(), 1, tasks)
+        assert not other_run.find_awaited(c, 1, False, 1, tasks)
 
 
 @pytest.mark.sample(1)
@@ -1038,16 +1040,93 @@ def test_time_limit_ends_the_search_and_confirms(farm: Farm) -> None:
     assert farm.ask(request(trials=500, timeout_s=60.0)).state is RunState.RUNNING
 
 
-def test_a_run_that_no_live_worker_can_go_on_with_says_so(farm: Farm) -> None:
-    status = farm.ask(request(trials=60))
-    farm.tuner.step()
-    assert not farm.status(status.id).message
+def teach(farm: Farm, versions: Mapping[str, Mapping[str, int]]) -> None:
+    """Have another worker with these operators in place of the farm's."""
     with farm.store.write() as c:
-        c.execute(sa.update(worker).values(operators={"filter": {"other": 1}}))
+        fleet.end(c, farm.worker_id)
+        farm.worker_id = fleet.register(c, info(device(), operators=versions))
+
+
+def page_of(farm: Farm, run_id: int) -> str:
+    """The live part of a run's page."""
+    context: Any = SimpleNamespace(settings=farm.settings)
+    with farm.store.read() as c:
+        return bytes(render("run_live.html", **run_page._values(c, context, run_id, None)).body).decode()
+
+
+def test_a_run_that_no_live_worker_can_go_on_with_says_so(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    teach(farm, {"filter": {"other": 1}})
+    assert not farm.status(run_id).message  # a worker of an upgraded fleet may register now
+    monkeypatch.setattr("service.queue.explain.REST_S", -1.0)
     assert not farm.work()
-    said = farm.status(status.id).message
-    assert "waiting for a worker that can build" in said
-    assert f"{LIBRARY.implementation} of version 1 for filter" in said
+    status = farm.status(run_id)
+    assert status.waiting
+    assert "waiting for a worker that can build" in status.message
+    assert f"{LIBRARY.implementation} of version 1 for filter (they do not have it)" in status.message
+    assert "run `make operators`" in status.message
+    assert "Waiting for a worker that can build" in page_of(farm, run_id)
+    teach(farm, {"other": {}})
+    assert "lack filter (they do not have it): install the package" in farm.status(run_id).message
+
+
+def test_a_run_of_an_older_version_than_all_workers_says_how_to_go_on(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.queue.explain.REST_S", -1.0)
+    run_id = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    teach(farm, {"filter": {FAST.implementation: 2, SLOW.implementation: 1, LIBRARY.implementation: 1}})
+    message = farm.status(run_id).message
+    assert "1 of 2 queued jobs" in message  # beside the other, which goes on
+    assert f"{FAST.implementation} of version 1 for filter (they have version 2)" in message
+    assert f"run {run_id} is of an older plevel" in message
+    assert f"`plevel cancel {run_id}`" in message
+    assert SLOW.implementation not in message
+
+
+def test_finals_that_no_live_worker_can_build_are_told(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = farm.ask(drawn(trials=2)).id
+    while farm.status(run_id).state is RunState.RUNNING:
+        farm.tuner.step()
+        farm.work()
+    status = farm.status(run_id)
+    assert (status.state, status.waiting) == (RunState.CONFIRMING, False)
+    monkeypatch.setattr("service.queue.explain.REST_S", -1.0)
+    teach(farm, {"filter": {}})
+    status = farm.status(run_id)
+    assert status.waiting
+    assert "that can build 1 queued job" in status.message or "that can build 2 queued jobs" in status.message
+
+
+def test_a_run_that_waits_for_jobs_of_another_says_why_they_wait(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    farm.settings = farm.settings.model_copy(update={"batch": 24})
+    farm.tuner = farm.fresh_tuner()
+    offered = (msgspec.structs.replace(FAST, space=FEW),)
+    asked = drawn(workloads=(RunWorkload(workload=WORKLOAD, candidates=offered),), trials=100)
+    first, second = farm.ask(asked), farm.ask(msgspec.structs.replace(asked, trials=101))
+    farm.tuner.step()
+    assert (farm.open_jobs(first.id), farm.open_jobs(second.id)) == (1, 0)
+    monkeypatch.setattr("service.queue.explain.REST_S", -1.0)
+    teach(farm, {"filter": {}})
+    message = farm.status(second.id).message
+    assert "1 queued job" in message
+    assert f"{FAST.implementation} of version 1" in message
+
+
+def test_a_run_whose_jobs_no_rule_gives_to_a_worker_says_why(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.queue.explain.REST_S", -1.0)
+    run_id = farm.ask(drawn(trials=60)).id
+    farm.tuner.step()
+    assert farm.status(run_id).message == "waiting for a worker to ask for its jobs: see the log of worker"
+    with farm.store.write() as c:
+        pause.create(c, pause.PauseRequest(target=TARGET.key, reason="new fans"))
+    message = farm.status(run_id).message
+    assert message == f"waiting: {TARGET.key} is paused: new fans"
+    assert message in page_of(farm, run_id).replace("Waiting", "waiting")
+    monkeypatch.setattr("service.queue.explain.REST_S", 5.0)
+    assert not farm.status(run_id).message
 
 
 def test_a_time_limit_without_any_worker_ends_too(store: Store, url: str, model: CostModel) -> None:

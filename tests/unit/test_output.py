@@ -185,6 +185,17 @@ def test_what_a_run_waits_for_is_told_at_once_and_once() -> None:
     assert [line.count("waiting") for line in out.getvalue().splitlines()] == [0, 1]
 
 
+def test_what_finals_wait_for_is_told_and_the_end_of_their_search_is_not() -> None:
+    console, out = plain()
+    progress = Progress(console)
+    confirming = {"state": RunState.CONFIRMING}
+    progress.show(run(9, message="stopped after 9 trials", **confirming))
+    progress.show(run(9, message="waiting for a worker that can build it", waiting=True, **confirming))
+    lines = out.getvalue().splitlines()
+    assert "stopped" not in lines[0]
+    assert lines[1].endswith(", waiting for a worker that can build it")
+
+
 def test_progress_of_several_workloads_names_none_of_them_the_best() -> None:
     console, out = plain()
     tasks = (
