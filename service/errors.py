@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 STOPPING = "the service is stopping: send the request again once it is back"
+LOGGED = "the service's log has the details"
 CUT_OFF = "the service stopped before it had answered, and may have done what was asked: look before you ask again"
 
 
@@ -119,11 +120,20 @@ class DeviceBusyError(ServiceError):
 
 
 class DatabaseError(ServiceError):
-    """The database cannot be opened or written, or has another schema."""
+    """The database cannot be opened or written, or has another schema.
+
+    Args:
+        message: for the log, and for whoever has opened the database; it may name its file or server.
+        told: the message for a service's clients, from whom these are kept; default: the same.
+    """
 
     status = 503
     kind = "database"
     title = "The database is not available"
+
+    def __init__(self, message: str, told: str | None = None) -> None:
+        super().__init__(message)
+        self.told = message if told is None else told
 
 
 class UnansweredError(DatabaseError):

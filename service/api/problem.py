@@ -18,6 +18,7 @@ from starlette.types import Scope
 from service.api.line_limit import LineLimit
 from service.api.wire import PROBLEM, FieldFault, Problem
 from service.errors import (
+    DatabaseError,
     InvalidError,
     MalformedError,
     NoSelectionError,
@@ -95,6 +96,8 @@ def problem_of(error: Exception, request: str) -> Problem:
 
 def describe_error(error: Exception) -> Problem:
     """The problem document of an error, without logging it."""
+    if isinstance(error, DatabaseError):
+        return _problem(error, error.told)
     if isinstance(error, ServiceError):
         return _problem(error, str(error))
     if isinstance(error, WireError):

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.address import url_of
-from service.errors import DatabaseError, InvalidError, OverloadedError, UnansweredError
+from service.errors import LOGGED, DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache, session
 from service.store.file import UsedFile, check_file
 from service.store.foreign import ForeignFile, may_write
@@ -238,11 +238,14 @@ def _translated(url: sa.URL) -> Iterator[None]:
         if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
             raise DatabaseError(f"database: {first}: correct its URL") from error
         if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise DatabaseError(f"database {url.database} is damaged ({first}): put a backup in its place") from error
+            raise DatabaseError(
+                f"database {url.database} is damaged ({first}): put a backup in its place",
+                f"the database is damaged ({first}): put a backup in its place",
+            ) from error
         if not (isinstance(error, sa.exc.OperationalError) or getattr(error, "connection_invalidated", False)):
             raise
         kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError
-        raise kind(f"the database does not answer: {first}{_remedy(url, error.orig)}") from error
+        raise kind(*_absence(url, error, first)) from error
     except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
         raise UnansweredError("the database does not answer: all connections are waiting for it") from error
 
@@ -256,12 +259,14 @@ _REMEDIES = {
 }
 
 
-def _remedy(url: sa.URL, error: BaseException | None) -> str:
-    """The end of the message about an SQLite file that cannot be used; empty for PostgreSQL."""
-    if url.drivername != "sqlite":
-        return ""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return f": {_REMEDIES.get(code, 'check')} {url.database}"
+def _absence(url: sa.URL, error: sa.exc.StatementError, first: str) -> tuple[str, str]:
+    """The message of a database that does not answer, of which `first` is the reason, and that for clients."""
+    away = "the database does not answer"
+    if url.drivername == "sqlite":
+        remedy = _REMEDIES.get(getattr(error.orig, "sqlite_errorcode", 0) & 0xFF, "check")
+        return f"{away}: {first}: {remedy} {url.database}", f"{away}: {first}: {remedy} its file"
+    # What libpq says of a connection that it could not make has the server's address, and names of users.
+    return f"{away}: {first}", f"{away}: {LOGGED}" if error.statement is None else f"{away}: {first}"
 
 
 _PRAGMAS = (

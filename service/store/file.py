@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from service.address import make_folder
-from service.errors import DatabaseError
+from service.errors import LOGGED, DatabaseError
 from service.store.foreign import may_write, real_path
 
 
@@ -58,7 +58,8 @@ class UsedFile:
         if self._mark is not None and self._look() != self._mark:
             raise DatabaseError(
                 f"the database {self._path} was moved, deleted or replaced while it was in use: move the file back, or "
-                f"stop what uses it, delete {self._path}-wal, which belongs to that file, and start it again"
+                f"stop what uses it, delete {self._path}-wal, which belongs to that file, and start it again",
+                f"the database's file was moved, deleted or replaced while it was in use: {LOGGED}",
             )
 
     def _look(self) -> tuple[int, int] | None:

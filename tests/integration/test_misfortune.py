@@ -52,6 +52,7 @@ def test_a_full_disk_is_said_and_leaves_whole_batches(sqlite_copy: str) -> None:
     with pytest.raises(DatabaseError, match="disk is full: free space on the disk of /") as caught:
         import_items(full, rows, batch=10)
     assert "\n" not in str(caught.value)
+    assert caught.value.told.endswith("disk is full: free space on the disk of its file")
     assert count(full) % 10 == 0
     assert count(full) < 60
     full.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from service.api.connection import answer_to
 from service.api.problem import problem_of, response_of
 from service.errors import (
+    LOGGED,
     DatabaseError,
     InvalidError,
     SchemaError,
@@ -14,6 +17,7 @@ from service.errors import (
     StoppedError,
     UnansweredError,
 )
+from service.store.db import Store
 
 
 def test_a_defect_is_logged_with_its_trace_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,6 +44,16 @@ def test_an_absent_database_takes_one_line_of_the_log(caplog: pytest.LogCaptureF
     (record,) = caplog.records
     assert record.getMessage() == "GET /readyz failed: the database does not answer: gone"
     assert record.exc_info is None
+
+
+def test_clients_are_not_told_where_the_database_is(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Store("postgresql://nobody@127.0.0.1:1/x")) as store:
+        with pytest.raises(UnansweredError, match=r"127\.0\.0\.1") as caught, store.read():
+            pass
+        problem = problem_of(caught.value, "GET /readyz")
+    assert (problem.status, problem.detail) == (503, f"the database does not answer: {LOGGED}")
+    (record,) = caplog.records
+    assert "127.0.0.1" in record.getMessage()
 
 
 def test_a_path_writes_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

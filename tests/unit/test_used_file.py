@@ -22,8 +22,9 @@ def test_nothing_is_stored_in_a_file_that_was_moved(replaced: bool, tmp_path: Pa
         if replaced:
             shutil.copy(moved, path)
         for transaction in (store.read, store.write):
-            with pytest.raises(DatabaseError, match=f"^the database {path} was moved"), transaction():
+            with pytest.raises(DatabaseError, match=f"^the database {path} was moved") as caught, transaction():
                 pass
+            assert str(tmp_path) not in caught.value.told
         moved.rename(path)
         with store.write() as connection:
             connection.exec_driver_sql("INSERT INTO number VALUES (1)")
