@@ -53,7 +53,7 @@ def connect(
 def open_store(database: str) -> Generator[Store | None, None, None]:
     """Open the database's store; None if the file does not exist, which is not created.
 
-    An SQLite file that this user cannot write is opened to read it.
+    An SQLite file that this user cannot write, or whose disk is full, is opened to read it.
     """
     from plevel.extra import require_service
     from service.address import path_of
@@ -65,11 +65,12 @@ def open_store(database: str) -> Generator[Store | None, None, None]:
     require_service()
     from service.store import migration
     from service.store.db import Store
-    from service.store.foreign import may_write
+    from service.store.foreign import is_full, may_write
 
     with _told():
         migration.check(database)
-        with closing(Store(database, read_only=path is not None and not may_write(path))) as store:
+        reads = path is not None and (is_full(path) or not may_write(path))
+        with closing(Store(database, read_only=reads)) as store:
             yield store
 
 

@@ -17,7 +17,7 @@ from service.address import url_of
 from service.errors import LOGGED, DatabaseError, InvalidError, OverloadedError, UnansweredError
 from service.store import row_cache, session
 from service.store.file import UsedFile, check_file
-from service.store.foreign import ForeignFile, may_write
+from service.store.foreign import ForeignFile, is_full, may_write
 from service.store.text import json_text, read_json
 
 Connection = sa.Connection
@@ -98,7 +98,7 @@ class Store:
             source = sa.URL.create("sqlite", database=str(path))
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
-            if may_write(path):
+            if may_write(path) and not (read_only and is_full(path)):
                 options |= {"connect_args": connect, "pool_use_lifo": True}
             else:
                 self._foreign = ForeignFile(path, connect)
@@ -151,9 +151,12 @@ class Store:
     def write(self) -> Iterator[sa.Connection]:
         """A transaction that writes; raise `DatabaseError` if the store is read-only, or its file was moved."""
         if self._read_only:
+            path = Path(str(self.url.database))
             raise DatabaseError(
-                f"database {show_url(self.url)} is not writable for this user: change the permissions of it and its "
-                "folder, or copy it elsewhere"
+                f"database {show_url(self.url)} has no room on its disk, where it can only be read: free some space"
+                if self.is_sqlite and may_write(path)
+                else f"database {show_url(self.url)} is not writable for this user: change the permissions of it and "
+                "its folder, or copy it elsewhere"
             )
         with _translated(self.url), self._writing, self._begin() as connection:
             yield connection

@@ -1,4 +1,4 @@
-"""SQLite files that this user cannot write: another program may write them while they are read."""
+"""SQLite files beside which this user can write none: another program may write them while they are read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ForeignFile:
     def _has_log(self) -> bool:
         """Return whether a write-ahead log, with the index that readers of it share, is to be read, too."""
         log, shared = self._beside("-wal"), self._beside("-shm")
-        if not log.exists():
+        if not log.exists() or not (log.stat().st_size or shared.exists()):
             return False  # nobody has the file open: it needs none beside it, which this user cannot create
         if all(os.access(p, os.R_OK) for p in (log, shared)) or os.access(log.parent, os.W_OK):
             return True
@@ -90,6 +90,19 @@ class ForeignFile:
 def real_path(path: Path) -> Path:
     """The file that links lead to, beside which SQLite has its others; the path itself if they lead in a circle."""
     return Path(os.path.realpath(path))
+
+
+ROOM = 1 << 16  # bytes that the files take which SQLite makes beside one that it reads
+
+
+def is_full(path: Path) -> bool:
+    """Return whether the disk has no room for the files that SQLite makes beside one that it reads, and lacks them."""
+    path = real_path(path)
+    if path.with_name(f"{path.name}-shm").exists():
+        return False
+    found = os.statvfs(path.parent)
+    free = found.f_bavail if os.geteuid() else found.f_bfree
+    return free * found.f_frsize < ROOM
 
 
 def may_write(path: Path) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -119,6 +120,21 @@ def test_a_copy_that_cannot_be_written_is_read(foreign: Path) -> None:
     as_nobody(_read, f"sqlite:///{foreign}")
     as_nobody(_fail_to_open, str(foreign))
     assert [p.name for p in foreign.parent.iterdir()] == [foreign.name]
+
+
+def test_a_database_on_a_full_disk_is_read(
+    sqlite_copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the files that SQLite makes beside one that it reads, for which there is no room."""
+    nothing = SimpleNamespace(f_bavail=0, f_bfree=0, f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda path: nothing)
+    with open_store(sqlite_copy) as store:
+        assert store is not None
+        with store.read() as c:
+            assert count(c) == 0
+            assert [p.name for p in tmp_path.iterdir()] == ["plevel.db"]
+        with pytest.raises(DatabaseError, match="has no room on its disk, .*: free some space"), store.write():
+            pass
 
 
 def test_a_database_that_its_owner_writes_is_read_by_others(foreign: Path) -> None:
