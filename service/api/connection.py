@@ -69,6 +69,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0  # of the URL and of complete headers and trailers
         self._loose_bytes = 0  # received since, not of a body
         self._fault: ServiceError | None = None
+        self._has_ended = False  # the client sends no more, and may have left
         self._unsent: int | None = None  # bytes of the answer not yet read by the client, and since when
 
     def connection_made(  # type: ignore[override]  # as uvicorn's
@@ -82,6 +83,19 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if not self._lost.done():
             self._lost.set_result(None)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's closes the connection
+        """Keep the connection for the answer if the client has sent a whole request, and closed its side only.
+
+        One that has left altogether looks the same until the answer is sent. With TLS there is no half of a connection.
+        """
+        self._has_ended = True
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete or self._awaited is not _Part.NOTHING or self.scheme == "https":
+            self.transport.close()  # after what is written: the loop's own transport knows nothing of that yet
+            return False
+        cycle.keep_alive = False
+        return True
 
     def shutdown(self) -> None:
         """Refuse a request whose body is incomplete, as the service is stopping."""
@@ -103,7 +117,7 @@ class Connection(HttpToolsProtocol):
         self._await(_Part.HEAD)
         self._head_bytes = 0
         super().on_message_begin()
-        self.scope["state"]["hang_up"] = self.hang_up
+        self.scope["state"] |= {"hang_up": self.hang_up, "has_ended": lambda: self._has_ended}
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.access.auth import Actor, Who
+from service.api.peer import may_have_left
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx
 from service.errors import DeviceBusyError, ServiceError, StoppedError
@@ -60,12 +61,12 @@ async def lease(context: Ctx, who: Who, request: Request, asked: Body[LeaseReque
                 with context.metrics.claim.time():
                     leased = await context.worker_batches.lease(ask)
                 if leased:
-                    if await request.is_disconnected():
+                    if await may_have_left(request):
                         await run_in_threadpool(_give_back, context, leased)
                         break
                     context.changed.notify()
                     return reply(Leases(leases=tuple(leased)))
-            if await request.is_disconnected():
+            if await may_have_left(request):
                 break
     return reply(Leases())
 

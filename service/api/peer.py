@@ -1,4 +1,4 @@
-"""Clients: their addresses in plain form, and the token or network that counts as one client."""
+"""Clients: their addresses in plain form, the token or network that counts as one client, and those that leave."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def client_of(request: Request, who: Actor) -> Hashable:
     if who.token_id is not None:
         return who.token_id
     return network_of(request.client.host) if request.client is not None else None
+
+
+async def may_have_left(request: Request) -> bool:
+    """Return whether the client has closed the connection, or its side of it, after which it can still be answered."""
+    has_ended = getattr(request.state, "has_ended", None)  # of a server that cannot tell
+    return await request.is_disconnected() or (has_ended is not None and has_ended())

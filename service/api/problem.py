@@ -21,6 +21,7 @@ from service.errors import (
     DatabaseError,
     InvalidError,
     MalformedError,
+    MalformedRequestError,
     NoSelectionError,
     ServiceError,
     StoppedError,
@@ -49,7 +50,9 @@ async def _note_disconnect(limit: LineLimit, request: Request, error: Exception)
     if more is not None:
         asked = _on_one_line(f"{request.method} {request.url.path}")
         log.info("%s: the client closed the connection before the end of its body, or before its turn%s", asked, more)
-    return Response(status_code=HTTPStatus.BAD_REQUEST)  # not received by anybody
+    # Received by a client that has closed its side only, before its turn.
+    left = MalformedRequestError("the connection was closed before the request's turn: keep it open until the answer")
+    return response_of(left, request.url.path)
 
 
 def _on_one_line(request: str) -> str:

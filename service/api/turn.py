@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from service.access.auth import Actor
-from service.api.peer import client_of
+from service.api.peer import client_of, may_have_left
 from service.context import Context
 
 T = TypeVar("T")
@@ -32,5 +32,5 @@ async def in_turn(context: Context, request: Request, who: Actor, large: bool, a
 
 
 async def _require_client(request: Request) -> None:
-    if await request.is_disconnected():
+    if await may_have_left(request):
         raise ClientDisconnect

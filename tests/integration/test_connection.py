@@ -728,3 +728,42 @@ def test_a_signal_ends_it_though_slow_clients_hold_their_connections(
         assert select.select([clients[name].socket], [], [], HANG_S)[0], name
     status, _, said = service.close()
     assert (status, said) == (0, "")
+
+
+def told_by_half(service: Service, sent: bytes) -> bytes:
+    """Send this, close this side of the connection, and read to the end."""
+    address = urlsplit(service.url)
+    with socket.create_connection((address.hostname, address.port), timeout=HANG_S) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+def plain(service: Service, method: str, path: str, body: bytes = b"") -> bytes:
+    """A request as bytes."""
+    host = urlsplit(service.url).netloc
+    return f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_client_that_closes_its_side_is_answered(service: Service, requests: int) -> None:
+    told = told_by_half(service, plain(service, "GET", "/v1/workers") * requests)
+    assert told.count(b"HTTP/1.1 200 OK") == requests
+    assert told.count(b"connection: close") == 1
+    assert told.endswith(b"}")
+
+
+def test_an_answer_that_is_complete_reaches_a_client_that_closes_its_side(service: Service) -> None:
+    """It may be written in the step of the event loop in which the end of the request is seen."""
+    for _ in range(20):
+        assert told_by_half(service, plain(service, "GET", "/v1/nothing")).startswith(b"HTTP/1.1 404 Not Found")
+
+
+def test_a_client_that_closes_its_side_waits_for_no_job(service: Service) -> None:
+    """It may be gone altogether, which looks the same: it gets none."""
+    worker_id = service.register()
+    body = encode(LeaseRequest(worker_id=worker_id, device=device().identity, wait_s=60.0))
+    began = time.monotonic()
+    told = told_by_half(service, plain(service, "POST", "/v1/leases", body))
+    assert told.endswith(b'{"leases":[]}')
+    assert time.monotonic() - began < PATIENCE_S
