@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from service.queue import rule
 from service.queue.place import Place
 from service.store.listed import Texts
-from service.store.sql import Ask, among, in_index_order, one_trip
+from service.store.sql import Ask, among, in_index_order, one_trip, random_step
 from service.store.tables import JobState, job, worker_device
 
 TOGETHER = 3  # requests from which a joint claim takes fewer statements
@@ -157,6 +157,9 @@ def _taking(
 ) -> sa.sql.dml.ReturningUpdate[Any]:
     """Claim `most` jobs of a queue, read by a query that is materialised, as PostgreSQL might evaluate it for each row.
 
+    The fence rises by a random step: after a crash or a restore that has lost a lease, the next one of the job may have
+    the same id, and has another token.
+
     Its locks let concurrent claims pass each other: of a job that another has claimed meanwhile, PostgreSQL finds that
     it is no longer queued. SQLite, which has no such clause, has one writer at a time. The update has no condition on
     the state: PostgreSQL might expect an empty queue, and compare all queued jobs with each one found.
@@ -170,7 +173,7 @@ def _taking(
     return (
         sa.update(job)
         .where(job.c.id.in_(sa.select(found.c.id)))
-        .values(state=JobState.LEASED, fence=job.c.fence + 1)
+        .values(state=JobState.LEASED, fence=job.c.fence + random_step())
         .returning(job)
     )
 

@@ -1,6 +1,6 @@
 """Leases: take and release, in the caller's transaction; `renewal` has their renewals.
 
-Each claim of a job (`claim`) increments its fence; the value is the lease's fencing token, and every later
+Each claim of a job (`claim`) raises its fence; the value is the lease's fencing token, and every later
 call must carry the token of a lease that has not ended (`retry.expire` ends those whose time is over by the
 database's clock). Concurrent requests share one transaction, in the order of arrival.
 """

@@ -41,6 +41,23 @@ def _postgresql_now(element: now, compiler: Any, **kw: Any) -> str:
     return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS DOUBLE PRECISION)"
 
 
+class random_step(FunctionElement[int]):  # noqa: N801 - reads as SQL
+    """A random integer from 1 to 2**30, another for each row."""
+
+    type = sa.BigInteger()
+    inherit_cache = True
+
+
+@compiles(random_step, "sqlite")
+def _sqlite_random_step(element: random_step, compiler: Any, **kw: Any) -> str:
+    return "(1 + (random() & 1073741823))"
+
+
+@compiles(random_step, "postgresql")
+def _postgresql_random_step(element: random_step, compiler: Any, **kw: Any) -> str:
+    return "(1 + CAST(floor(random() * 1073741824) AS BIGINT))"
+
+
 def is_due(at: sa.ColumnElement[float], longest_s: Any) -> sa.ColumnElement[bool]:
     """The condition that an instant is past, or more than `longest_s` ahead.
 

@@ -44,6 +44,7 @@ from tests.integration.scene import (
     configs,
     device,
     failed,
+    lease_jobs,
     request,
     seconds,
     timed,
@@ -599,6 +600,22 @@ def test_a_lease_of_before_a_restore_is_not_one_of_after_it(scene: Scene) -> Non
         scene.report(held, [timed(e) for e in held.job.entries])
     assert len(fences) == 3
     assert min(fences) > 1000
+
+
+def test_a_lease_that_a_crash_or_a_restore_has_lost_is_not_the_next_of_its_job(scene: Scene) -> None:
+    """The next may have its id, as in a copy from before it."""
+
+    worker_id = scene.register()
+    scene.enqueue(configs(1))
+    tokens = []
+    for _ in range(3):
+        with scene.store.write() as c:
+            (held,) = lease_jobs(c, worker_id, "host-a/cpu:0-1")
+            tokens.append(held.token)
+            c.rollback()
+    held = scene.leased(worker_id)
+    assert len({*tokens, held.token}) == 4
+    assert max(tokens) < 2**53
 
 
 @pytest.mark.parametrize(
