@@ -3,6 +3,10 @@
 Each claim of a job (`claim`) raises its fence; the value is the lease's fencing token, and every later
 call must carry the token of a lease that has not ended (`retry.expire` ends those whose time is over by the
 database's clock). Concurrent requests share one transaction, in the order of arrival.
+
+On PostgreSQL a lease does not wait for the disk. If the server crashes, the last leases may be lost, with nothing that
+builds on them, as each later step waits for the disk and for what was written before it: the jobs are queued, and
+whoever has a lost lease is refused, by its token.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from service.queue import claim, fleet, heartbeat, retry, wire_form
 from service.queue.place import LeaseAsk, Place, find_places
 from service.queue.renewal import touch
 from service.store import event
-from service.store.sql import Ask, among, given_table, now, one_trip, values_of
+from service.store.sql import Ask, among, given_table, now, one_trip, set_durable, values_of
 from service.store.tables import LIVE, lease, run, worker_device
 from strategy.record import Lease
 
@@ -64,6 +68,7 @@ def lease_many(
         )
 
     with one_trip(connection) as ask:
+        set_durable(connection, False)
         if connection.dialect.name != "sqlite":
             # A claim counts its run's leased jobs, and cannot see those of another service's claim that is under way.
             ask(_LOCK_LIMITED, {"ids": sorted(ahead)})
@@ -72,8 +77,9 @@ def lease_many(
         due = retry.ask_due(ask, terms)
         needs, held, free = look(ask)
     known = heartbeat.look_ahead(connection, rows, ahead)
-    if retry.end_due(connection, due, terms):  # their jobs are in the queue again
+    if retry.end_due(connection, due, terms):  # their jobs are in the queue again, or on record as lost
         with one_trip(connection) as ask:
+            set_durable(connection, True)
             needs, held, free = look(ask)
     places = [
         place if asked.worker_id in known else fleet.unknown_worker(asked.worker_id)

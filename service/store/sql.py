@@ -280,6 +280,15 @@ def one_trip(connection: sa.Connection, *, joined: bool = True) -> Iterator[Ask]
             cursor.close()
 
 
+def set_durable(connection: sa.Connection, durable: bool) -> None:
+    """Have a transaction wait at its end until PostgreSQL has written it to the disk, as by default, or not.
+
+    A crash may lose those that do not wait, the last ones first: none from before one that has waited.
+    """
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"SET LOCAL synchronous_commit = {'DEFAULT' if durable else 'off'}")
+
+
 @contextlib.contextmanager
 def in_index_order(connection: sa.Connection) -> Iterator[None]:
     """Keep PostgreSQL from sorting in the statements of a block: an index must have the order of each.

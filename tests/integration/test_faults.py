@@ -16,20 +16,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from service.errors import DatabaseError
+from service.errors import DatabaseError, LeaseLostError
+from service.queue import renewal
 from service.store import migration
 from service.store.db import Store
 from service.store.row_cache import recall
 from service.store.tables import JobState, job, job_entry, lease, record, run, webhook
 from strategy.record import LeaseRequest, RunState, RunStatus
 from tests.integration.process import Service, Start
-from tests.integration.scene import Scene, device, drawn, info, timed
+from tests.integration.scene import TERMS, Scene, configs, device, drawn, info, timed
 from tests.limit import HANG_S, wait_until
 from tests.postgres import PostgresServer
 from workers.client import Client, ServiceError, StoppedError, UnknownWorkerError
@@ -261,6 +263,43 @@ def test_postgresql_is_killed_and_comes_back(start: Start, tmp_path: Path) -> No
     # A line for what failed: whoever reads them slowly would stop a service that says more.
     assert "the database does not answer" in said
     assert "Traceback" not in said
+
+
+def test_a_lease_that_postgresql_has_lost_in_a_crash_costs_nothing(tmp_path: Path) -> None:
+    """It was not on the disk yet: its job is leased again, and whoever holds the lost one is refused."""
+    with PostgresServer() as server:
+        url = f"postgresql://plevel@/postgres?host={server.home}"
+        migration.upgrade(url)
+        with server.connect() as admin:
+            admin.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")
+            admin.execute("SELECT pg_reload_conf()")
+        with contextlib.closing(Store(url)) as store:
+            scene = Scene.make(store)
+            workers = [scene.register(device(f"host-{i}/cpu:0"), name=f"host-{i}") for i in range(2)]
+            scene.enqueue(configs(4))
+            lost = scene.leased(workers[0], "host-0/cpu:0")
+            server.kill()
+        server.start()
+        with contextlib.closing(Store(url)) as store:
+            scene = replace(scene, store=store)
+            assert scene.states() == ["queued"]
+            held = scene.leased(workers[1], "host-1/cpu:0")
+            assert (held.job.id, held.token == lost.token) == (lost.job.id, False)
+            with store.write() as c, pytest.raises(LeaseLostError):
+                renewal.renew(c, lost.id, lost.token, True, TERMS)
+            with pytest.raises(LeaseLostError):
+                scene.report(lost, [timed(e) for e in lost.job.entries])
+            assert scene.report(held, [timed(e) for e in held.job.entries]).accepted == 4
+            assert len(scene.records()) == 4
+            # What is stored waits for the disk, and with it all from before, such as its lease.
+            scene.enqueue(configs(5)[4:])
+            again = scene.leased(workers[1], "host-1/cpu:0")
+            scene.report(again, [timed(e) for e in again.job.entries])
+            server.kill()
+        server.start()
+        with contextlib.closing(Store(url)) as store:
+            scene = replace(scene, store=store)
+            assert (scene.states(), len(scene.records())) == (["done", "done"], 5)
 
 
 def test_a_service_that_hangs_in_a_transaction_loses_its_locks(
