@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from typing import Annotated
@@ -15,8 +16,8 @@ from service.access.auth import Actor, Who, Within
 from service.api.peer import client_of
 from service.api.wire import describe, reply
 from service.context import Context, Ctx, named_length
-from service.errors import InvalidError
-from service.formats import Format, FormatError, Rejected
+from service.errors import DatabaseError, InvalidError
+from service.formats import Format, FormatError, Rejected, Summary
 from service.formats.source import GZIP, Pieces, Stream
 from service.records.importer import import_items
 from service.records.paced_upload import PacedUpload
@@ -118,18 +119,27 @@ async def import_records(
 def _store(
     context: Context, upload: Stream, who: Actor, order: Order, namespace: str, shown: int
 ) -> Arrived:
-    """Import a large log, batch by batch as it arrives."""
+    """Import a large log, batch by batch as it arrives, with a line of the audit log, also of a part of it."""
     rejects: list[Rejected] = []
+    summary = Summary()
 
     def put_aside(found: Rejected) -> None:
         if len(rejects) < shown:
             rejects.append(msgspec.structs.replace(found, text=found.text[:SHOWN_TEXT]))
 
+    def note() -> None:
+        with context.store.write() as connection:
+            audit.note(connection, who, "import", name=order.name, new=summary.new, namespace=namespace)
+
     items = context.readers.read(upload, order)
     try:
-        summary = import_items(context.store, items, put_aside, namespace=namespace, ahead=False)
-    except FormatError as error:
-        raise InvalidError(str(error)) from error
-    with context.store.write() as connection:
-        audit.note(connection, who, "import", name=order.name, new=summary.new, namespace=namespace)
+        import_items(context.store, items, put_aside, namespace=namespace, ahead=False, summary=summary)
+    except BaseException as error:
+        if summary.new:
+            with contextlib.suppress(DatabaseError):
+                note()
+        if isinstance(error, FormatError):
+            raise InvalidError(str(error)) from error
+        raise
+    note()
     return Arrived(summary, rejects)

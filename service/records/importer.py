@@ -55,6 +55,7 @@ def import_items(
     batch: int | None = None,
     namespace: str = DEFAULT,
     ahead: bool = True,
+    summary: Summary | None = None,
 ) -> Summary:
     """Store records and their attachments; return the summary.
 
@@ -69,12 +70,13 @@ def import_items(
         namespace: the namespace of the records.
         ahead: read the next batch while PostgreSQL stores one. Not for processes that also answer
             requests, which would wait for two computing threads.
+        summary: an empty one to be returned, which after a failure has the counts of what was stored.
 
     Raises:
         DatabaseError: the database went away.
         InvalidError: `namespace` is malformed.
     """
-    summary = Summary()
+    summary = Summary() if summary is None else summary
     importer = Importer(store)
     ahead = ahead and not store.is_sqlite  # which works in this process, so that reading ahead would not help
     size = _Size(batch or (ALONE if ahead else BATCH))

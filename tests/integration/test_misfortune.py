@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from service.errors import DatabaseError, InvalidError
+from service.access import audit
+from service.access.auth import LOCAL
+from service.api import transfer
+from service.errors import DatabaseError, InvalidError, TooSlowError
 from service.formats import ImportedRecord, Source, native, read
 from service.records.importer import import_items
+from service.records.reading_message import Order
 from service.store import catalogue, db
 from service.store.db import Store
 from service.store.tables import best, environment, workload
@@ -70,6 +77,22 @@ def test_a_locked_file_is_named_with_what_to_look_for(sqlite_copy: str, monkeypa
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseError, match=f"is locked: see which program holds {path}"), store.write():
             pass
+
+
+def test_an_import_that_ends_in_the_middle_is_in_the_audit_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.records.importer.BATCH", 10)
+
+    def cut(*_: object) -> Iterator[ImportedRecord]:
+        yield from ROWS[:25]
+        raise TooSlowError("other uploads wait")
+
+    context: Any = SimpleNamespace(store=store, readers=SimpleNamespace(read=cut))
+    with pytest.raises(TooSlowError):
+        transfer._store(context, io.BytesIO(), LOCAL, Order("slow.ndjson", None, None, ""), "default", 0)
+    assert count(store) == 20
+    with store.read() as c:
+        (entry,) = audit.page(c, 10)
+    assert (entry.action, entry.detail) == ("import", {"name": "slow.ndjson", "new": 20, "namespace": "default"})
 
 
 def test_a_database_that_goes_away_leaves_whole_batches(
