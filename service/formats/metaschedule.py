@@ -192,13 +192,19 @@ def _task(hashed: str, module: str, target: Any, arguments: Any) -> Task:
 Line = tuple[Literal["workload", "tuning_record"], bytes]
 
 
-def write(items: Iterable[ImportedRecord | Attachment]) -> Iterator[Line | Rejected]:
+def write(
+    items: Iterable[ImportedRecord | Attachment], places: dict[str, int] | None = None
+) -> Iterator[Line | Rejected]:
     """Lines for `database_workload.json` and `database_tuning_record.json`, which JSONDatabase loads.
 
     Modules must precede the records that need them. Records of other sources are reported, with their number
     instead of a line.
+
+    Args:
+        places: the lines of modules in `database_workload.json` that are written already, to which those of the items
+            are added.
     """
-    places: dict[str, int] = {}
+    places = {} if places is None else places
     number = 0
     for item in items:
         if isinstance(item, Attachment):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
@@ -71,8 +72,8 @@ def export(store: Store, form: Writable, wanted: Wanted = ALL) -> Iterator[bytes
         )
     with store.read() as connection:
         connection.execute(_page(wanted, 0, 0))  # an empty page, to report errors of the filter now
-        if form == "kernel_tuner":
-            _check_one_task(connection, wanted)
+        if form == "kernel_tuner" and (only := _find_one_task(connection, wanted)) is not None:
+            wanted = replace(wanted, task_id=only)  # another may be imported meanwhile
     return _export(store, form, wanted)
 
 
@@ -93,8 +94,8 @@ def check_any(store: Store, form: Writable, wanted: Wanted) -> None:
             )
 
 
-def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:
-    """Raise `InvalidError` unless all records are of one task, as a Kernel Tuner file holds one kernel."""
+def _find_one_task(connection: sa.Connection, wanted: Wanted) -> int | None:
+    """The task of all records, None without any; raise `InvalidError` if they are of several: a file has one kernel."""
     tasks = connection.scalars(
         sa.select(record.c.task_id)
         .join(task, task.c.id == record.c.task_id)
@@ -114,14 +115,19 @@ def _check_one_task(connection: sa.Connection, wanted: Wanted) -> None:
         raise InvalidError(
             "format: kernel_tuner cannot hold MetaSchedule's traces: export them as metaschedule"
         )
+    return tasks[0] if tasks else None
 
 
 def _export(store: Store, form: Writable, wanted: Wanted) -> Iterator[bytes]:
     last = newest(store)
     if form == "metaschedule":
-        # Records refer to workloads by index: read the workloads first, then all records.
-        for which in ("workload", "tuning_record"):
-            for line in metaschedule.write(export_items(store, wanted, last)):
+        # Records refer to workloads by index: read the workloads first, then the records of these. Meanwhile some may
+        # be stored or deleted.
+        places: dict[str, int] = {}
+        modules: Items = export_items(store, wanted, last)
+        records: Items = (i for i in export_items(store, wanted, last) if not isinstance(i, Attachment))
+        for which, read in (("workload", modules), ("tuning_record", records)):
+            for line in metaschedule.write(read, places):
                 if not isinstance(line, Rejected) and line[0] == which:
                     yield line[1]
         return

@@ -43,6 +43,7 @@ from service.records import exporter, importer
 from service.records.batch import COLUMNS
 from service.records.filter import Wanted
 from service.records.importer import SWITCH_S, import_items
+from service.records.retention import Doubtful, purge_doubtful
 from service.selection.candidate import normal
 from service.selection.database import RecordDatabase
 from service.store import migration
@@ -182,6 +183,24 @@ def test_metaschedules_pair_comes_out_byte_for_byte(store: Store) -> None:
     names = ("database_workload.json", "database_tuning_record.json")
     written = b"".join(exporter.export(store, "metaschedule"))
     assert written == b"".join((DATA / n).read_bytes() for n in names)
+
+
+def test_what_is_purged_during_an_export_of_metaschedules_pair_shifts_no_record(store: Store) -> None:
+    """Records name their modules by the number of the line, and are read after these are written."""
+    for n, text in enumerate(("Zmlyc3Q=", "c2Vjb25k", "dGhpcmQ=")):
+        module = metaschedule.attach(str(n), text)
+        of = Workload("metaschedule.module", (), {"structural_hash": str(n), "module": module.key})
+        record = ImportedRecord(
+            source="metaschedule", config_key="{}", samples_s=(1.0,), extra=b"%d" % n, measured_at=float(1 + n),
+            task=Task(workload=of, target=TARGET, implementation="metaschedule:trace", version="1.0"),
+        )
+        import_items(store, [module, record])
+    parts = exporter.export(store, "metaschedule")
+    modules = [next(parts) for _ in range(3)]
+    with store.write() as c:
+        purge_doubtful(c, Doubtful(until=1.5), "it was wrong")
+    assert [*parts] == [b"[1,1]\n", b"[2,2]\n"]
+    assert len(set(modules)) == 3
 
 
 def test_only_what_is_asked_for_comes_out(store: Store) -> None:
