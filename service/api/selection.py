@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+import sqlalchemy as sa
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
@@ -179,7 +180,7 @@ def _choose_many(context: Context, within: str, body: BatchRequest) -> Response:
                 database = databases[question.as_of]
                 found = _select(database, question, asked, f"requests[{i}].workload")
                 answers.append(BatchAnswer(selection=found))
-            except DatabaseError:
+            except (DatabaseError, sa.exc.SQLAlchemyError):  # of all of them: the transaction has ended
                 raise
             except Exception as error:
                 problem = problem_of(error, f"requests[{i}] of a batch")

@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
@@ -16,14 +16,16 @@ import sqlalchemy as sa
 
 from service.access import audit
 from service.access.auth import LOCAL
-from service.api import transfer
-from service.errors import DatabaseError, InvalidError, TooSlowError
+from service.api import selection, transfer
+from service.api.wire import QUESTION
+from service.errors import DatabaseError, InvalidError, TooSlowError, UnansweredError
 from service.formats import ImportedRecord, Source, native, read
 from service.records.importer import import_items
 from service.records.reading_message import Order
 from service.store import catalogue, db
 from service.store.db import Store
 from service.store.tables import best, environment, workload
+from strategy.record import decode, encode
 from tests.integration.test_import import bests, count, expected_best, made
 
 pytestmark = pytest.mark.in_turn("url")
@@ -77,6 +79,20 @@ def test_a_locked_file_is_named_with_what_to_look_for(sqlite_copy: str, monkeypa
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseError, match=f"is locked: see which program holds {path}"), store.write():
             pass
+
+
+def test_a_batch_of_selections_is_refused_as_a_whole_once_its_database_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(*_: object) -> NoReturn:
+        raise sa.exc.OperationalError("SELECT", {}, sqlite3.OperationalError("gone"))
+
+    monkeypatch.setattr(selection, "_select", ask)
+    context: Any = SimpleNamespace(store=store)
+    body = decode(encode({"requests": [QUESTION] * 3}), selection.BatchRequest)
+    with pytest.raises(UnansweredError, match="does not answer: gone"):
+        selection._choose_many(context, "default", body)
+    assert not caplog.records  # of which there would be a trace for each
 
 
 def test_an_import_that_ends_in_the_middle_is_in_the_audit_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
