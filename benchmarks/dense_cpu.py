@@ -33,7 +33,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.fixture import dense, make_parser, need
+from benchmarks.fixture import dense, follow, make_parser, need
 from benchmarks.metaschedule import NEEDED, tune_product
 from benchmarks.race import OVERRIDES, Call, Side, race, serve, tuning
 from benchmarks.result import Table
@@ -129,8 +129,7 @@ def _tune(shape: Shape, threads: int, client: Client, trials: int, *, constant: 
     workload = dense(*shape, constant=constant)
     target = Target.parse("cpu").with_threads(threads)
     asked = (RunWorkload(workload=workload),)
-    run = client.create_run(RunRequest(workloads=asked, target=target, trials=trials, force=True))
-    *_, run = client.follow(run.id)
+    run = follow(client, client.create_run(RunRequest(workloads=asked, target=target, trials=trials, force=True)))
     best = client.select(workload, target, candidates=[c for c in candidates(workload, target) if c.library is None])
     either = client.select(workload, target)
 

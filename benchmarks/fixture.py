@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from plevel.client import Client
     from service.store.db import Store
+    from strategy.record import RunStatus
     from strategy.workload import Workload
 
 
@@ -92,6 +94,16 @@ def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
             yield child
         finally:
             child.terminate()
+
+
+def follow(client: Client, run: RunStatus) -> RunStatus:
+    """The end of a run; what it waits for meanwhile is said on standard error, as a list of old versions."""
+    last = run
+    for status in client.follow(run.id):
+        if status.waiting and status.message != last.message:
+            print(f"run {run.id}: {status.message}", file=sys.stderr)
+        last = status
+    return last
 
 
 def median_s(call: Callable[[Any], object], given: Iterable[Any], *, warm_up: int = 0) -> float:

@@ -21,7 +21,7 @@ import threading
 import time
 from pathlib import Path
 
-from benchmarks.fixture import dense, make_parser
+from benchmarks.fixture import dense, follow, make_parser
 from benchmarks.result import Table
 from plevel.client import Client
 from plevel.embedded import Embedded
@@ -99,7 +99,7 @@ def tune(
                 asked = RunWorkload(workload=workload, candidates=candidates)
                 request = RunRequest(workloads=(asked,), target=device.target, trials=trials)
                 began = time.monotonic()
-                *_, run = client.follow(client.create_run(request).id)
+                run = follow(client, client.create_run(request))
                 wall_s = time.monotonic() - began
                 spent = {what: s - before.get(what, 0.0) for what, s in daemon.spent.items()}
         finally:

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from benchmarks.fixture import make_parser, natural, need
+from benchmarks.fixture import follow, make_parser, natural, need
 from benchmarks.result import Cell, Table
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def tune(workload: Workload, threads: int, client: Client, trials: int) -> dict[
     count = sum(trials if c.tunable else 1 for c in valid)
     begin = time.monotonic()
     asked = (RunWorkload(workload=workload),)
-    *_, run = client.follow(client.create_run(RunRequest(workloads=asked, target=target, trials=count, force=True)).id)
+    run = follow(client, client.create_run(RunRequest(workloads=asked, target=target, trials=count, force=True)))
     selected = client.select(workload, target)
     kept = {c.implementation for c in valid if c.tunable or c.library} | {selected.implementation}
     return {
