@@ -30,6 +30,7 @@ _POLL_S = 0.25
 _MESSAGE_S = 60.0  # in which the rest of a message comes, once it has begun
 _LOG_TAIL = 4000
 _LONGEST = 1000  # characters of the last line of a trace
+UNKNOWN = 2**62  # the stage of a child that has damaged its mark
 _logger = logging.getLogger(__name__)
 
 
@@ -97,10 +98,12 @@ class Child:
         self.pid = pid
         self.channel = channel
         self._log = log
+        self._sent_at = 0.0  # the last message
         self.alive = True
 
     def send(self, message: Any) -> None:
         """Raise `Died` if the child is gone, `SandboxError` if this host cannot run it."""
+        self._sent_at = time.monotonic()
         self.channel.mark(-1)
         try:
             self.channel.send(message)
@@ -133,8 +136,9 @@ class Child:
                 stage_at, stopped_s = since, 0.0
             limit_s = stage_s if stage >= 0 or first_s is None else first_s
             began = time.monotonic()
-            if not since <= began:  # NaN, too: no time would be over
+            if not self._sent_at <= since <= began:  # NaN, too: no time would be over
                 self.kill()
+                self.channel.mark(UNKNOWN)  # the damaged one may be any, such as that of an earlier stage
                 raise Died(0, 0, "it has damaged the memory that it shares with its worker")
             left_s = since + limit_s + stopped_s - began
             wait_s = max(0.0, min(left_s, _POLL_S))
@@ -157,7 +161,7 @@ class Child:
 
     @property
     def stage(self) -> int:
-        """The stage last marked by the child, -1 before the first of a request."""
+        """The stage last marked by the child, -1 before the first of a request; `UNKNOWN` if it has damaged that."""
         return self.channel.progress[0]
 
     def _death(self) -> Died | SandboxError:

@@ -187,12 +187,12 @@ class TimingRunner:
         entry is replaced once, as an earlier job may have corrupted its memory, or others have taken the host's.
         """
         waiting = {b.entry: b for b in built}
-        known = frozenset(waiting)
         suspects: dict[int, Built] = {}
         is_again = False
         while waiting or suspects:
             alone = not waiting
             entries = dict([suspects.popitem()]) if alone else waiting
+            known = frozenset(entries)
             blamed, error = self._session(work, entries)
             if error is None:
                 if entries:  # the child has skipped entries: a defect of the runner
@@ -205,7 +205,7 @@ class TimingRunner:
                 suspects |= entries if alone else {}
                 continue
             # A failure before the first entry is of the shared inputs and reference, one after a result of none. One at
-            # an entry that there is not has damaged the mark: it may be of any.
+            # an entry that the session did not have has damaged the mark: it may be of any.
             guilty = {i: one for i, one in entries.items() if i == blamed or blamed not in known}
             for index, one in guilty.items():
                 del entries[index]

@@ -68,7 +68,8 @@ def verify(
             failed = child.receive(_LATE_S)["failed"]
         except (Died, Late) as error:
             explained = explain(error.note, error.fault) if isinstance(error, Died) else None
-            failed = f"{_case(sizes[max(0, child.stage)])}{explained[1] if explained else error}"
+            case = "" if child.stage >= len(sizes) else _case(sizes[max(0, child.stage)])
+            failed = f"{case}{explained[1] if explained else error}"
         finally:
             child.kill()
     if failed:

@@ -268,12 +268,14 @@ def test_a_message_that_is_none_is_a_death(server: ForkServer, monkeypatch: pyte
         assert not died.value.out_of_memory and not child.alive
 
 
-def test_a_child_that_damages_its_marks_is_not_waited_for_for_ever(server: ForkServer) -> None:
+@pytest.mark.parametrize("asked", ["damage the marks", "zero the marks"])
+def test_a_child_that_damages_its_marks_is_not_waited_for_for_ever(server: ForkServer, asked: str) -> None:
+    """Nor is another stage blamed, nor none."""
     child = server.spawn(Limits(module="hostile"))
-    child.send("damage the marks")
+    child.send(asked)
     with pytest.raises(Died, match="damaged the memory that it shares"):
         child.receive(HANG_S)
-    assert not child.alive
+    assert not child.alive and child.stage == sandbox.UNKNOWN
 
 
 def test_children_end_with_their_server(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from workers.builder import Built
 from workers.cpu import state
 from workers.drift import DRIFT, REPEATS, drift, time_reference
 from workers.runner import Session
-from workers.sandbox import Died, Interrupted, Late
+from workers.sandbox import UNKNOWN, Died, Interrupted, Late
 from workers.timing_runner import TimingRunner
 
 NEVER = threading.Event()
@@ -257,6 +257,30 @@ def test_an_entry_that_kills_the_child_is_tried_once_more_by_itself(tmp_path: Pa
         0: None, 1: None, 2: ErrorKind.CRASH, 3: None,
     }
     assert sorted(child.sessions[-2:]) == [[1], [2]]
+
+
+class Damaging(Child):
+    """Entry 2 kills it, and damages its mark."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__([1.0] * 20, {})
+        self.stage = stage
+
+    def receive(self, stage_s: float, interrupt: threading.Event, *, first_s: float) -> Any:
+        message = super().receive(stage_s, interrupt, first_s=first_s)
+        if message.get("result", {}).get("entry") == 2:
+            assert len(self.sessions) < 10
+            raise Died(11, 0, "")
+        return message
+
+
+@pytest.mark.parametrize("stage", [0, UNKNOWN])
+def test_only_the_entry_that_damages_its_mark_fails(tmp_path: Path, stage: int) -> None:
+    """Also if the damaged one is of an entry that is done."""
+    child = Damaging(stage)
+    results, _ = run(child, built(tmp_path, "a", "b", "c", "d"))
+    assert {entry: r.error for entry, r in results.items()} == {0: None, 1: None, 2: ErrorKind.CRASH, 3: None}
+    assert sorted(child.sessions[-2:]) == [[2], [3]]
 
 
 class Killed(Child):
