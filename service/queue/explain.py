@@ -137,7 +137,10 @@ def _explain_lacks(lacks: Sequence[Lack], run_id: int) -> str:
     if versions and all(had and int(had) > int(version) for version, had in versions):
         remedy = f"run {run_id} is of an older plevel: cancel it (`plevel cancel {run_id}`), and ask again"
     elif versions:
-        remedy = "upgrade plevel there (in a checkout, run `make operators`, too), and start them again"
+        remedy = (
+            "upgrade plevel there, or the package that has it (in a checkout of plevel, run `make operators`, too), "
+            "and start them again"
+        )
     else:
         remedy = "install the package that has it there, and start them again"
     return f"{', '.join(shown)}: {remedy}"

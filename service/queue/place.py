@@ -107,18 +107,21 @@ def can_build(needs: str, operators: Operators) -> bool:
 
 
 def lacking(needs: str, fleet: Collection[Operators]) -> tuple[Lack, ...]:
-    """The needs of a job that not all of these workers meet: the operator alone if none of them has it."""
+    """The needs of a job that not all of these workers meet: the operator alone if none of them has it.
+
+    An implementation that no worker lists, and all may have by another package, is not lacking.
+    """
     op, versions = _read_needs(needs)
     known = [operators[op] for operators in fleet if op in operators]
     if not known:
         return (Lack(op),)
     lacks = (Lack(op, name, version, _versions_of(name, known)) for name, version in versions)
-    return tuple(one for one in lacks if one.had != (one.version,))
+    return tuple(one for one in lacks if one.had not in ((), (one.version,)))
 
 
 def _versions_of(name: str, known: Collection[Mapping[str, int]]) -> tuple[str, ...]:
-    """The versions of an implementation that workers have, ascending; empty text stands for none."""
-    had = {"" if name not in of_op else str(of_op[name]) for of_op in known if ALL not in of_op}
+    """The versions of an implementation that workers list, ascending; empty text stands for none."""
+    had = {str(of_op.get(name) or "") for of_op in known if name in of_op or ALL not in of_op}
     return tuple(sorted(had, key=lambda version: int(version or -1)))
 
 

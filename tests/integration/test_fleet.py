@@ -14,7 +14,7 @@ from service.queue import explain, fleet, heartbeat, pause, renewal, retry, rule
 from service.queue import job as jobs
 from service.queue import lease as leasing
 from service.queue import report as reporting
-from service.queue.place import LeaseAsk
+from service.queue.place import Lack, LeaseAsk, lacking
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import RunState, job, run
@@ -23,10 +23,11 @@ from service.store.tables import pause as pause_table
 from service.tuning import ownership, run_status
 from service.tuning import run as runs
 from service.tuning.ownership import Ownership
-from strategy.record import Phase, Report, Results, ResultsAccepted
+from strategy.record import ALL, Phase, Report, Results, ResultsAccepted
 from tests.integration.scene import (
     FAST,
     OTHER_TARGET,
+    SLOW,
     TARGET,
     TERMS,
     Scene,
@@ -443,6 +444,28 @@ def test_why_a_job_waits(scene: Scene) -> None:
     assert reasons(scene, job_id) == "its run was cancelled"
     with pytest.raises(NotFoundError, match="job 4711"):
         reasons(scene, 4711)
+
+
+@pytest.mark.parametrize(
+    ("listed", "had", "remedy"),
+    [
+        ({FAST.implementation: 2, ALL: 0}, "have version 2", "run {run} is of an older plevel: cancel it"),
+        ({FAST.implementation: 0, ALL: 0}, "do not have it", "upgrade plevel there, or the package that has it"),
+        ({SLOW.implementation: 1}, "do not have it", "upgrade plevel there, or the package that has it"),
+    ],
+)
+def test_what_workers_with_other_packages_lack_is_told(
+    scene: Scene, listed: dict[str, int], had: str, remedy: str
+) -> None:
+    job_id = scene.enqueue(configs(1))
+    scene.register(operators={"filter": listed})
+    told = f"{FAST.implementation} of version 1 for filter (they {had}): {remedy.format(run=scene.run_id)}"
+    assert told in reasons(scene, job_id)
+
+
+def test_what_another_package_may_have_is_not_lacking() -> None:
+    needs = '{"op":"filter","versions":{"a":"2","b":"1"}}'
+    assert lacking(needs, [{"filter": {"a": 1, ALL: 0}}]) == (Lack("filter", "a", "2", ("1",)),)
 
 
 # Which service tunes
