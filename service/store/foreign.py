@@ -102,7 +102,7 @@ def is_full(path: Path) -> bool:
         return False
     found = os.statvfs(path.parent)
     free = found.f_bavail if os.geteuid() else found.f_bfree
-    return free * found.f_frsize < ROOM
+    return found.f_blocks > 0 and free * found.f_frsize < ROOM  # some file systems do not tell their size
 
 
 def may_write(path: Path) -> bool:

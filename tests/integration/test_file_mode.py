@@ -19,6 +19,7 @@ from plevel.direct import open_store
 from service.errors import DatabaseError
 from service.store.backup import backup
 from service.store.db import Store
+from service.store.foreign import is_full
 from service.store.tables import workload
 from tests.integration.process import Start
 from tests.limit import HANG_S
@@ -126,7 +127,7 @@ def test_a_database_on_a_full_disk_is_read(
     sqlite_copy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the files that SQLite makes beside one that it reads, for which there is no room."""
-    nothing = SimpleNamespace(f_bavail=0, f_bfree=0, f_frsize=4096)
+    nothing = SimpleNamespace(f_blocks=1000, f_bavail=0, f_bfree=0, f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda path: nothing)
     with open_store(sqlite_copy) as store:
         assert store is not None
@@ -135,6 +136,8 @@ def test_a_database_on_a_full_disk_is_read(
             assert [p.name for p in tmp_path.iterdir()] == ["plevel.db"]
         with pytest.raises(DatabaseError, match="has no room on its disk, .*: free some space"), store.write():
             pass
+    nothing.f_blocks = 0  # as of a file system of FUSE that does not tell
+    assert not is_full(tmp_path / "plevel.db")
 
 
 def test_a_database_that_its_owner_writes_is_read_by_others(foreign: Path) -> None:
