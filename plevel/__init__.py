@@ -10,6 +10,7 @@ Importing this package loads no compiler, no web framework and no database.
 
 from __future__ import annotations
 
+import os
 import warnings
 from importlib.machinery import PathFinder
 
@@ -44,11 +45,13 @@ def _check_packages() -> None:
 
     `ImportError` for `strategy`, which everything needs; a warning for the others, as the client works without them.
     """
-    ours = __file__.removesuffix("plevel/__init__.py")
+    own = __file__.rpartition("/")[0]
     for name in ("strategy", "service", "workers", "migrations"):
         found = PathFinder.find_spec(name)
         place = found and found.origin
-        if not place or place == f"{ours}{name}/__init__.py":
+        # Folders, as files may be compiled (`.pyc`); and what links lead to, as one may lead to this package alone.
+        folder = place and place.rpartition("/")[0]
+        if not folder or any(of(folder) == f"{of(own).removesuffix('plevel')}{name}" for of in (str, os.path.realpath)):
             continue
         told = f"{place} hides the package {name!r} of plevel: rename it, or leave its folder out of sys.path"
         if name == "strategy":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -230,6 +232,23 @@ def test_a_users_package_named_service_leaves_the_client(tmp_path: Path) -> None
     done = import_beside(tmp_path)
     assert done.returncode == 0
     assert f"UserWarning: {tmp_path}/service/__init__.py hides the package 'service' of plevel" in done.stderr
+
+
+def test_a_link_to_plevel_has_its_other_packages(tmp_path: Path) -> None:
+    (tmp_path / "plevel").symlink_to(ROOT / "plevel")
+    done = import_beside(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_without_sources_has_its_packages(tmp_path: Path) -> None:
+    """As one that PyInstaller makes."""
+    for name in ("plevel", "strategy", "service", "workers", "migrations"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "ops", "static"))
+    assert compileall.compile_dir(tmp_path, quiet=1, legacy=True)
+    for source in tmp_path.rglob("*.py"):
+        source.unlink()
+    done = import_beside(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_users_folder_without_modules_hides_nothing(tmp_path: Path) -> None:
