@@ -101,13 +101,16 @@ class Context:
         for bell in (self.changed, self.queued, self.ending):
             bell.notify()
 
-    async def follow(self, look: Callable[[], Seen], kind: bytes, pause_s: float) -> AsyncIterator[bytes]:
+    async def follow(
+        self, look: Callable[[], Seen], kind: bytes, pause_s: float, request: Request
+    ) -> AsyncIterator[bytes]:
         """Server-sent events of a run: of this kind at each change, `end` with the last.
 
         Args:
             look: runs in a thread with a short transaction of its own; neither is held in between.
             kind: the name of the events.
             pause_s: the least time between two of them.
+            request: the client's, which may have left once it has closed its side: writing to it shows that.
         """
         last: object = None
         loop = asyncio.get_running_loop()
@@ -117,7 +120,8 @@ class Context:
             if seen.mark != last or seen.ended:
                 yield b"event: %s\ndata: %s\n\n" % (b"end" if seen.ended else kind, seen.data)
                 last, told_at = seen.mark, loop.time()
-            elif loop.time() - told_at >= 10 * self.settings.poll_s:  # fewer looks if many wait
+            # Fewer looks if many wait.
+            elif has_ended(request) or loop.time() - told_at >= 10 * self.settings.poll_s:
                 yield b": still there\n\n"  # a comment that keeps proxies from closing the connection
                 told_at = loop.time()
             if seen.ended:
@@ -149,6 +153,12 @@ class Context:
                     return
         finally:
             self.waiting -= 1
+
+
+def has_ended(request: Request) -> bool:
+    """Return whether the client has closed its side of the connection, after which it can still be answered."""
+    ended: Callable[[], bool] | None = getattr(request.state, "has_ended", None)  # None: a server that cannot tell
+    return ended is not None and ended()
 
 
 # `async`, as other dependencies take a thread for each request.

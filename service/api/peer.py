@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from fastapi import Request
 
 from service.access.auth import Actor
+from service.context import has_ended
 
 
 def plain_address(address: str) -> str:
@@ -37,5 +38,4 @@ def client_of(request: Request, who: Actor) -> Hashable:
 
 async def may_have_left(request: Request) -> bool:
     """Return whether the client has closed the connection, or its side of it, after which it can still be answered."""
-    has_ended = getattr(request.state, "has_ended", None)  # of a server that cannot tell
-    return await request.is_disconnected() or (has_ended is not None and has_ended())
+    return await request.is_disconnected() or has_ended(request)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.access import audit
@@ -100,7 +100,7 @@ def show(context: Ctx, who: Who, run_id: int) -> Response:
         note="Server-sent events: `status` with a RunStatus at each change, and `end` with the last.",
     ),
 )
-async def events(context: Ctx, who: Who, run_id: int) -> Response:
+async def events(context: Ctx, who: Who, run_id: int, request: Request) -> Response:
     def look() -> Seen:
         status = _status(context, who, run_id)
         data = encode(status)
@@ -108,7 +108,7 @@ async def events(context: Ctx, who: Who, run_id: int) -> Response:
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return Stream(context.follow(look, b"status", _PAUSE_S), 200, headers, "text/event-stream")
+    return Stream(context.follow(look, b"status", _PAUSE_S, request), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel", **describe("Cancel a run", gives=RunStatus, errors=(404,)))

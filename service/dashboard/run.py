@@ -127,7 +127,7 @@ def show_curve(context: Ctx, run_id: RunId, workload: OptionalId = None) -> Resp
 
 
 @router.get("/{run_id}/live")
-async def follow(context: Ctx, run_id: RunId) -> Response:
+async def follow(context: Ctx, run_id: RunId, request: Request) -> Response:
     """Server-sent events: `change` when the page has changed, `end` at the end of the run."""
 
     def look() -> Seen:
@@ -140,7 +140,7 @@ async def follow(context: Ctx, run_id: RunId) -> Response:
 
     await run_in_threadpool(look)  # 404 before the stream begins
     headers = {**HEADERS, "x-accel-buffering": "no"}
-    return Stream(context.follow(look, b"change", _PAUSE_S), 200, headers, "text/event-stream")
+    return Stream(context.follow(look, b"change", _PAUSE_S, request), 200, headers, "text/event-stream")
 
 
 @router.post("/{run_id}/cancel")

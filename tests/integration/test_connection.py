@@ -760,6 +760,22 @@ def test_an_answer_that_is_complete_reaches_a_client_that_closes_its_side(servic
         assert told_by_half(service, plain(service, "GET", "/v1/nothing")).startswith(b"HTTP/1.1 404 Not Found")
 
 
+@pytest.mark.parametrize("path", ["/v1/runs/{}/events", "/runs/{}/live"])
+def test_a_follower_that_has_left_is_not_kept(sqlite_copy: str, start: Start, path: str) -> None:
+    service = start(sqlite_copy, PLEVEL_POLL_S="1", PLEVEL_TUNE="false")
+    run = service.call("POST", "/v1/runs", request(), RunStatus)
+    address = urlsplit(service.url)
+    with socket.create_connection((address.hostname, address.port), timeout=HANG_S) as client:
+        client.sendall(plain(service, "GET", path.format(run.id)))
+        while b"data: " not in client.recv(1 << 16):
+            pass
+        number = f":{client.getsockname()[1]:04X}"
+    began = time.monotonic()
+    # The service's side of the connection, until it has written to a client that is gone.
+    wait_until(lambda: not any(number in line.split()[2] for line in Path("/proc/net/tcp").read_text().splitlines()))
+    assert time.monotonic() - began < 8.0  # 10 s after the first event a comment is due for all
+
+
 def test_a_client_that_closes_its_side_waits_for_no_job(service: Service) -> None:
     """It may be gone altogether, which looks the same: it gets none."""
     worker_id = service.register()

@@ -19,6 +19,7 @@ import httpx
 import msgspec
 import pytest
 import sqlalchemy as sa
+from fastapi import Request
 from pydantic import ValidationError
 
 from service.context import Context, Seen
@@ -228,7 +229,7 @@ def test_a_follower_is_told_of_nothing_new_as_soon_where_many_wait() -> None:
         return Seen("the same", b"{}", False)
 
     async def follow() -> list[bytes]:
-        stream = context.follow(look, b"status", 0.0)
+        stream = context.follow(look, b"status", 0.0, Request({"type": "http"}))
         return [await anext(stream), await anext(stream)]
 
     first, second = asyncio.run(follow())
