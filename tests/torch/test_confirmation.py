@@ -839,6 +839,32 @@ def test_terms_that_cancel_need_not_leave_the_same_rounding(ratios, monkeypatch:
     assert report.replaced == 1, str(report)
 
 
+def test_a_jump_of_some_numbers_lets_no_wrong_form_pass():
+    # A few of these numbers are so near to their middle that inputs that are moved by little turn them.
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(4096, 64, generator=torch.Generator().manual_seed(1))
+
+    def make(scale):
+        return lambda x: [torch.round(torch.tanh(x @ weight) * scale * 8)]
+
+    search = object.__new__(confirmation._Search)
+    search.alone, search.inputs, search.given, search.written = make(1), [x], [x.clone()], []
+    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.expected = search._outputs(search.alone)
+    assert search._agrees(make(1))
+    assert not search._agrees(make(1.03))
+    assert torch.equal(search.given[0], x)
+
+
+def test_inputs_that_pytorch_cannot_multiply_are_not_moved():
+    x = torch.ones(8).to(torch.float8_e4m3fn)
+    search = object.__new__(confirmation._Search)
+    search.alone, search.inputs, search.given, search.written = lambda x: [x.float()], [x], [x.clone()], []
+    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.expected = search._outputs(search.alone)
+    assert not search._agrees(lambda x: [x.float() * 1.01])
+
+
 class Stateful(torch.nn.Module):
     """A step that writes a cache, a position and a parameter of its own."""
 
@@ -1181,6 +1207,7 @@ def test_differences_that_are_allowed_agree_if_they_are_finite():
     assert not agree(found, expected, allowed=[0.4, 1.0])
     assert not agree(found, expected)
     assert differences([torch.tensor([torch.inf]), torch.tensor([torch.nan])], [torch.zeros(1)] * 2) == [0, 0]
+    assert differences([torch.ones(3)], [torch.ones(2)]) == [0]  # of a shape that depends on numbers
 
 
 @pytest.mark.full
