@@ -153,8 +153,10 @@ class _Importer:
     def __init__(self, model: Any, inferred: Any, sizes: Sizes | None) -> None:
         self.sizes = sizes
         self.limits: list[tuple[int, int]] = []
+        self.weights = {tensor.name: tensor for tensor in model.graph.initializer}
         model = _expanded(model)
         self.graph = model.graph
+        self.weights = {tensor.name: tensor for tensor in self.graph.initializer} | self.weights
         self.opsets = {o.domain or "ai.onnx": o.version for o in model.opset_import}
         self.values: dict[str, Expr] = {}
         self.unsized: set[str] = set()
@@ -170,8 +172,8 @@ class _Importer:
     def network(self) -> tuple[Network, tuple[Unknown, ...]]:
         if self.inferred is None:
             self._refuse_unknown(self.graph)
-        for tensor in self.graph.initializer:
-            self.values[tensor.name] = _initial(tensor)
+        for name, tensor in self.weights.items():
+            self.values[name] = _initial(tensor)
         inputs = []
         for given in self.graph.input:
             if given.name not in self.values:
@@ -204,7 +206,7 @@ class _Importer:
 
         Of an If whose condition is constant one branch is read, and checked then.
         """
-        known = {""}  # at compile time
+        known = {"", *self.weights}  # at compile time
 
         def is_known(names: Iterable[str]) -> bool:
             return all(n in known or isinstance(self.values.get(n), Constant) for n in names)
@@ -395,7 +397,10 @@ class _Importer:
 
 
 def _expanded(model: Any) -> Any:
-    """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks."""
+    """A model with the parts that ONNX or the model has of operators, in the place of those that plevel lacks.
+
+    It may lack large weights: Protobuf copies none of 2 GiB.
+    """
     if not (model.functions or any(map(_has_parts, _nodes(model.graph)))):
         return model
     own = [("", name) for name in OPERATORS.keys() | _RANDOM]
@@ -408,12 +413,9 @@ def _expanded(model: Any) -> Any:
             more = onnx.defs.get_schema(node.op_type).attributes.values()
             node.attribute.extend(a.default_value for a in more if a.name not in known and a.default_value.name)
         _write_parts(typed)
-        found = onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
+        return onnx.inliner.inline_selected_functions(typed, own, exclude=True, inline_schema_functions=True)
     except (ValueError, TypeError, RuntimeError):  # an older ONNX, which does not have it
         return model
-    small = {tensor.name for tensor in found.graph.initializer}
-    found.graph.initializer.extend(t for t in model.graph.initializer if t.name not in small)
-    return found
 
 
 def _write_parts(model: Any) -> None:
