@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.defs
+import onnx.external_data_helper
 import onnx.helper
 import onnx.inliner
 import onnx.numpy_helper
@@ -45,7 +47,7 @@ from plevel.onnx.file import Symbols
 from plevel.onnx.node import OPERATORS, Node
 from plevel.onnx.part import WIDE, parts_of
 from plevel.onnx.sequence import SEQUENCES
-from plevel.onnx.types import infer_types, known_types, nested, own_graphs, read_type, within
+from plevel.onnx.types import SHOWN, infer_types, known_types, nested, own_graphs, read_type, within
 from strategy.expr import Constant, Expr, Tuple, Var, post_order
 from strategy.network.derivation import derive_all
 from strategy.network.extent import Extent, Symbol
@@ -74,6 +76,7 @@ _OF_VALUES = frozenset({
     "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
+_IN_MESSAGE = 1 << 30  # bytes of weights; the rest is far below as much
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 
 
@@ -451,6 +454,19 @@ def _has_parts(node: Any) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
+def _without_weights(model: Any) -> dict[str, np.ndarray]:
+    """Take the weights of a model out of it where they are too large for a message, which has at most 2 GiB."""
+    tensors = [t for t in model.graph.initializer if math.prod(t.dims) > SHOWN and t.raw_data]
+    if sum(len(t.raw_data) for t in tensors) < _IN_MESSAGE:
+        return {}
+    found = {}
+    for tensor in tensors:
+        found[tensor.name] = onnx.numpy_helper.to_array(tensor)
+        onnx.external_data_helper.set_external_data(tensor, "weights")  # which is not read
+        tensor.ClearField("raw_data")
+    return found
+
+
 def _name(node: Any) -> str:
     return node.op_type if _is_standard(node) else f"{node.domain}.{node.op_type}"
 
@@ -506,7 +522,13 @@ def run_model(model: Any, wanted: Sequence[str]) -> Reference:
         if by_runtime:
             import onnxruntime
 
-            session = onnxruntime.InferenceSession(whole.SerializeToString(), providers=["CPUExecutionProvider"])
+            options = onnxruntime.SessionOptions()
+            if weights := _without_weights(whole):
+                values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+                options.add_external_initializers(list(weights), values)
+            session = onnxruntime.InferenceSession(
+                whole.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
             found = session.run(names, given)
         else:
             from onnx.reference import ReferenceEvaluator

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from plevel.comparison import error_of  # noqa: E402
 from plevel.onnx.file import read_model  # noqa: E402
-from plevel.onnx.network import import_model  # noqa: E402
+from plevel.onnx.network import import_model, run_model  # noqa: E402
 from strategy.network.graph import NetworkError  # noqa: E402
 from strategy.reference import evaluate  # noqa: E402
 
@@ -333,3 +333,14 @@ def test_what_is_not_computed_is_refused(message: str, node: Any, tmp_path: Path
     given = {"x": normal(4, 4), "e": normal(1, 2, 4), "m": np.int32([1, 2, 3]), "l": np.int32(2)}
     with pytest.raises(NetworkError, match=message):
         values_of(model_of([node], given, {"c": normal(4, 4), "w": normal(4, 12)}), tmp_path, given)
+
+
+def test_weights_that_are_too_large_for_a_message_are_given_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    monkeypatch.setattr("plevel.onnx.network._IN_MESSAGE", 1)
+    weight = normal(40, 64)
+    model = model_of([N("MatMul", "x w", domain="")], {"x": normal(3, 40)}, {"w": weight})
+    made = run_model(model, [])
+    assert made.decides
+    np.testing.assert_allclose(made.outputs[0], made.inputs[0] @ weight, rtol=1e-4, atol=1e-5)
+    assert len(model.graph.initializer[0].raw_data) == weight.nbytes  # of the copy alone
