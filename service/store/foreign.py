@@ -74,11 +74,15 @@ class ForeignFile:
     def _has_log(self) -> bool:
         """Return whether a write-ahead log, with the index that readers of it share, is to be read, too."""
         log, shared = self._beside("-wal"), self._beside("-shm")
-        if not log.exists() or not (log.stat().st_size or shared.exists()):
+        try:
+            size = log.stat().st_size  # once: its owner may delete it meanwhile
+        except FileNotFoundError:
+            return False
+        if not size and not shared.exists():
             return False  # nobody has the file open: it needs none beside it, which this user cannot create
         if all(os.access(p, os.R_OK) for p in (log, shared)) or os.access(log.parent, os.W_OK):
             return True
-        if not log.stat().st_size:
+        if not size:
             return False
         raise DatabaseError(
             f"database {self._path} has changes in its log {log.name}, which cannot be read in a folder that you "

@@ -19,7 +19,7 @@ from plevel.direct import open_store
 from service.errors import DatabaseError
 from service.store.backup import backup
 from service.store.db import Store
-from service.store.foreign import is_full
+from service.store.foreign import ForeignFile, is_full
 from service.store.tables import workload
 from tests.integration.process import Start
 from tests.limit import HANG_S
@@ -170,6 +170,14 @@ def _read_as_it_changes(url: str, turn: Connection, other: Connection) -> None:
                 turn.send(str(error))
             else:
                 turn.send("")
+
+
+def test_a_log_that_its_owner_deletes_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plevel.db"
+    path.touch()
+    monkeypatch.setattr(Path, "exists", lambda self: True)  # a moment before
+    with ForeignFile(path, {}).reading():
+        pass
 
 
 def test_what_the_owner_writes_later_is_seen_and_a_torn_read_is_told(foreign: Path) -> None:
