@@ -171,7 +171,7 @@ def test_what_else_a_library_of_the_graph_runs_is_tuned_where_there_is_a_choice(
 
 @pytest.mark.full
 def test_convolutions_of_a_library_are_tuned_in_blocked_layouts_too():
-    layers = [torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1)]
+    layers = [torch.nn.Conv2d(16, 128, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(128, 16, 3, padding=1)]
     found = extract(torch.nn.Sequential(*layers).eval(), (torch.randn(1, 16, 28, 28),))
     blocked = [w for w in found.workloads if '_layout":"NCHW' in w.workload.key]
     assert sorted(w.workload.op for w in blocked) == ["conv2d", "conv2d", "layout_transform", "layout_transform"]
