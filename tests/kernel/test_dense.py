@@ -130,7 +130,7 @@ def test_symbolic_rows_are_right_for_every_size(target: Target, name: str) -> No
         assert np.allclose(got, data @ weight.T, atol=1e-4), f"m = {m}"
 
 
-@pytest.mark.parametrize("by", ["rows", "steps"])
+@pytest.mark.parametrize("by", ["rows", "steps", "place"])
 @pytest.mark.parametrize("constant", [True, False])
 def test_the_last_block_of_steps_ends_with_zeros(
     check: Callable[..., None], target: Target, constant: bool, by: str
@@ -156,6 +156,21 @@ def test_panels_that_are_prefetched(
     check(work, "dense_pack.cpu", Config(config))
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("inner", ["rows", "panels"])
+@pytest.mark.parametrize(("depth", "m_block"), [(120, 1), (40, 2), (24, 6)])
+@pytest.mark.parametrize("constant", [True, False])
+def test_blocked_panels_that_are_prefetched(
+    check: Callable[..., None], target: Target, constant: bool, depth: int, m_block: int, inner: str
+) -> None:
+    work = workload(45, 131, 120, constant)
+    fallback = space_of(work, target, "dense_large_m.cpu").fallback
+    config = fallback.replace(
+        rows=8, width=32, unroll=2, depth=depth, m_block=m_block, n_block=5, inner=inner, ahead=True
+    )
+    check(work, "dense_large_m.cpu", config)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spec", "pattern"),
@@ -166,14 +181,15 @@ def test_panels_that_are_prefetched(
 )
 def test_a_prefetch_leaves_the_sums_in_registers(spec: str, pattern: str) -> None:
     target, work = Target.parse(spec), workload(64, 96, 256)
-    fallback = space_of(work, target, "dense_pack.cpu").fallback
-    lowered = [lower(work, target, "dense_pack.cpu", fallback.replace(ahead=ahead)) for ahead in (False, True)]
-    without, text = (made.compile().executable.mod.inspect_source("s") for made in lowered)
-    assert not re.search(pattern, without)
-    found = re.search(pattern + r"(.*?)\n\t(?:j|b\.)\w+\t", text, re.DOTALL)
-    assert found, "no loop with a prefetch"
-    assert re.search("vfmadd|fmla", found[1])
-    assert not re.search(r"vmov[ua]ps\t%zmm\d+, [^%]*\(|\tst[rp]\tq", found[1])
+    for name in ("dense_pack.cpu", "dense_large_m.cpu"):
+        fallback = space_of(work, target, name).fallback
+        lowered = [lower(work, target, name, fallback.replace(ahead=ahead)) for ahead in (False, True)]
+        without, text = (made.compile().executable.mod.inspect_source("s") for made in lowered)
+        assert not re.search(pattern, without)
+        found = re.search(pattern + r"(.*?)\n\t(?:j|b\.)\w+\t", text, re.DOTALL)
+        assert found, "no loop with a prefetch"
+        assert re.search("vfmadd|fmla", found[1])
+        assert not re.search(r"vmov[ua]ps\t%zmm\d+, [^%]*\(|\tst[rp]\tq", found[1])
 
 
 @pytest.mark.parametrize("tiles", [1, 2, 5, 8])

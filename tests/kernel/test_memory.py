@@ -84,6 +84,11 @@ REGRESSIONS: list[tuple[Workload, str, dict[str, Any]]] = [
         "dense_large_m.cpu",
         {"depth": 176},  # three blocks of steps, the last of which ends with zeros
     ),
+    (
+        Workload.make("dense", {"data": "float32[21,523]", "weight": "float32[5,523]"}),
+        "dense_large_m.cpu",
+        {"depth": 176, "by": "place"},
+    ),
     (convolution("1,4,17,19", "4,1,3,3", groups=4, padding=1), "depthwise_conv2d_nchw.cpu", {}),
     (
         Workload.make("conv2d_transpose", {"data": "float32[1,3,1,15]", "weight": "float32[3,4,2,2]"}, {"strides": 2}),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategy.op_strategy import candidates
+from strategy.schedule import integer
 from strategy.select import NO_RECORDS, select
 from strategy.target import Target
 from strategy.workload import Workload
@@ -111,9 +114,9 @@ def test_untuned_a_turn_has_as_many_steps_as_divide_all(k: int, unroll: int) -> 
 @pytest.mark.parametrize(
     ("m", "n", "k", "depth", "rows", "m_block"),
     [
-        (128, 1024, 4096, 256, 13, 10),
-        (197, 1000, 8192, 256, 13, 16),  # of 22 tiles of nine rows, two would share a panel
-        (333, 768, 6144, 256, 14, 24),  # 37 tiles of nine rows would share none
+        (128, 1024, 4096, 256, 8, 16),
+        (197, 1000, 8192, 128, 5, 10),  # of 22 tiles of nine rows, two would share a panel
+        (333, 768, 6144, 192, 7, 48),  # 37 tiles of nine rows would share none
     ],
 )
 def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_first_level(
@@ -125,6 +128,22 @@ def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_fi
     chosen = select(Workload.make("dense", types, constants=["weight"]), target, NO_RECORDS)
     assert chosen.implementation == "dense_large_m.cpu"
     assert tuple(chosen.config[name] for name in ("depth", "rows", "m_block")) == (depth, rows, m_block)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (22016, 4096), (4096, 11008)])
+def test_untuned_blocks_leave_the_data_in_place_unless_a_copy_is_wider(n: int, k: int, dtype: str) -> None:
+    """Then a copy pays for few panels, and the sums of few panels stay in the second level with the block."""
+    sizes = {"l1d_bytes": 48 << 10, "l2_bytes": 1 << 20}
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2} | sizes)
+    work = Workload.make("dense", {"data": f"{dtype}[128,{k}]", "weight": f"{dtype}[{n},{k}]"}, constants=["weight"])
+    (space,) = (c.space for c in candidates(work, target) if c.implementation == "dense_large_m.cpu")
+    assert space is not None
+    config = space.fallback
+    assert config["ahead"]
+    assert config["by"] == ("place" if dtype == "float32" else "rows")
+    sums = 4 * math.prod(integer(config, name) for name in ("m_block", "rows", "n_block", "width"))
+    assert (sums <= target.l2_bytes // 4) == (dtype == "float32")
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def dense_strategy(
     with SpecializedCondition(m > 16):
         strategy.add_implementation(
             large_m.compute, large_m.schedule, "dense_large_m.cpu", 12 if blocked else 9,
-            space=large_m.space, prepare=large_m.prepare,
+            version=2, space=large_m.space, prepare=large_m.prepare,
         )
     with SpecializedCondition(m == 1):
         strategy.add_implementation(

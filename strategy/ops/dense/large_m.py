@@ -1,7 +1,7 @@
 """`dense_large_m.cpu`: many rows, blocked for every level of the cache, after GotoBLAS.
 
-A block of the data, `m_block` tiles × `depth` steps, is packed by each task and stays in the second-level cache,
-while panels of the weight stream through the first. Sums over blocks of k are kept per task and stored once, with
+A block of the data, `m_block` tiles × `depth` steps, stays in the second-level cache, packed by each task or where it
+lies, while panels of the weight stream through the first. Sums over blocks of k are kept per task and stored once, with
 the epilogue.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import Expr
+from strategy.cpu.ahead import prefetch_panels
 from strategy.cpu.tile import (
     ROWS,
     VECTORS,
@@ -25,6 +26,7 @@ from strategy.cpu.tile import (
     panels,
     register_constraint,
     round_up,
+    rows_in_place,
     schedule_tile,
     tile_share,
     up_to,
@@ -51,8 +53,9 @@ from strategy.types import TensorType, Type
 
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64, 96, 128)
 _ROWS = Knob("rows", ROWS, "layout")
-_BY = Knob("by", ["rows", "steps"], "layout")
+_BY = Knob("by", ["rows", "steps", "place"], "layout")
 _INNER = Knob("inner", ["rows", "panels"])
+_AHEAD = Knob("ahead", [False, True])
 _UNROLL = Knob("unroll", [1, 2, 4])
 _BROUGHT_CYCLES = 8  # of a vector of the weight, from memory or the last level
 _COPY_CYCLES = 4  # of a vector of the data that is packed
@@ -75,16 +78,19 @@ def pays(inputs: Sequence[TensorType], target: Target) -> bool:
 def space(
     attrs: Attrs, inputs: Sequence[TensorType], out_type: Type, target: Target
 ) -> ConfigSpace:
-    """The space: tile, blocks in m, n and k, packing of the data, and the innermost loop of a block.
+    """The space: tile, blocks in m, n and k, packing of the data, the innermost loop of a block, and prefetching.
 
-    The data is packed `by` rows or by steps of k; `inner` names the loop next to the tile: rows (a
-    panel stays in the first-level cache) or panels (the data of a tile does).
+    The data is packed `by` rows or by steps of k, or read in its place; `inner` names the loop next to the tile: rows
+    (a panel stays in the first-level cache) or panels (the data of a tile does). With `ahead` the next panel of a block
+    is prefetched meanwhile.
     """
     extents = Extents.of(inputs)
     dtype = accumulator(inputs[0].dtype)
     lanes = lanes_of(target, dtype)
     size = dtype_bytes(dtype)
     most_tiles, wide = -(-extents.rows // 2), width_knob(lanes, extents.n)
+
+    packs = inputs[0].dtype != dtype  # numbers are made wider once, not by each panel
 
     def blocks(rows: int, vectors: int) -> tuple[float, int, int, int]:
         """The share of the multiply-adds that a tile reaches in its largest blocks; and depth, m_block and n_block."""
@@ -94,16 +100,25 @@ def space(
         depth = min(_depths(extents.k), key=lambda d: abs(math.log(d * width * size / target.l1d_bytes)))
         in_cache = target.l2_bytes // 2 // (rows * depth * size)
         m_block = largest_divisor(_BLOCKS, tiles, min(in_cache, most_tiles))
-        # Enough tasks for all threads, then as many panels per packed block as possible.
-        n_block = largest_divisor(_BLOCKS, count, count // target.threads)
-        waits = _BROUGHT_CYCLES * vectors / m_block + _COPY_CYCLES * rows / lanes / n_block
+        # Enough tasks for all threads, then as many panels as possible per packed block, or whose sums stay with it.
+        each = count // target.threads
+        if packs:
+            n_block = largest_divisor(_BLOCKS, count, each)
+        else:
+            sums = target.l2_bytes // 4 // (m_block * rows * width * size)
+            n_block = largest_divisor(_BLOCKS, count if count % target.threads else each, min(each, sums))
+        # The first panel of a block is not prefetched; the others take half of the time, for what the memory gives.
+        waits = _BROUGHT_CYCLES * vectors / m_block * (1 + 1 / n_block) / 2
+        if packs:
+            waits += _COPY_CYCLES * rows / lanes / n_block
         whole = extents.n / int(round_up(extents.n, width))
         share = whole * tile_share(extents.rows, rows, vectors, target.multiply_adds, waits)
         return share, depth, m_block, n_block
 
     def fallback() -> dict[str, Any]:
         offered = [v for v in VECTORS if wide.has(v * lanes)]
-        fitting = [(r, v) for r in ROWS for v in offered if r * v + v < target.vector_registers]
+        high = ROWS[-1] if packs else rows_in_place(extents.k * size, target)
+        fitting = [(r, v) for r in ROWS for v in offered if r <= high and r * v + v < target.vector_registers]
         (_, depth, m_block, n_block), rows, vectors = max((blocks(r, v), r, v) for r, v in fitting)
         return {
             "rows": rows,
@@ -111,8 +126,9 @@ def space(
             "depth": depth,
             "m_block": m_block,
             "n_block": n_block,
-            "by": "rows",
+            "by": "rows" if packs or extents.k % depth else "place",
             "inner": "rows",
+            "ahead": m_block > 1,
             "lanes": lanes,
             "unroll": usual_unroll(depth),
         }
@@ -132,6 +148,7 @@ def space(
             up_to("m_block", _BLOCKS, most_tiles),
             up_to("n_block", _BLOCKS, -(-extents.n // lanes)),
             _INNER,
+            _AHEAD,
             # Half vectors for CPUs that lower their frequency for full ones.
             up_to("lanes", (lanes // 2, lanes), lanes),
             _UNROLL,
@@ -139,7 +156,7 @@ def space(
         constraints,
         derived=_derived(size),
         fallback=fallback,
-        idle={"inner": one_order(knob("n_block"), knob("m_block"))},
+        idle={"inner": one_order(knob("n_block"), knob("m_block"), ahead=True)},
     )
 
 
@@ -173,7 +190,7 @@ def prepare(attrs: Attrs, inputs: Sequence[TensorType], config: Config) -> dict[
 
 
 def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: Config) -> list[Any]:
-    """Packed data, sums per block of k, their sum, and its part within m × n."""
+    """The data, packed or not, sums per block of k, their sum, and its part within m × n."""
     from tvm import te
 
     data, weight = inputs
@@ -188,18 +205,21 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
     def number(i: Any, s: Any) -> Any:
         return zero_beyond(data[row(i), s], s, int(k), depth).astype(dtype)
 
+    packed: Any = None
     if config["by"] == "rows":
         packed = te.compute(
             (padded_m // rows, rows, steps), lambda tile, i, s: number(tile * rows + i, s),
             name="packed", attrs=stage("data"),
         )
-    else:
+    elif config["by"] == "steps":
         packed = te.compute(
             (padded_m // rows, steps, rows), lambda tile, s, i: number(tile * rows + i, s),
             name="packed", attrs=stage("data"),
         )
 
     def item(i: Any, s: Any) -> Any:
+        if packed is None:
+            return number(i, s)
         return packed[i // rows, i % rows, s] if config["by"] == "rows" else packed[i // rows, s, i % rows]
 
     r, blocks = te.reduce_axis((0, depth), name="r"), steps // depth
@@ -219,7 +239,7 @@ def compute(attrs: Attrs, inputs: Sequence[Any], out_type: TensorType, config: C
 def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of m_block × n_block tiles in parallel; in each, blocks of k, panels, then rows."""
     sch, stages, output = start_schedule(outs)
-    tiles, data = stages["tiles"], stages["data"]
+    tiles, data = stages["tiles"], stages.get("data")
     lanes = integer(config, "lanes")
     m_factors = [None, integer(config, "m_block"), integer(config, "rows")]
     n_factors = [None, integer(config, "n_block"), integer(config, "width")]
@@ -234,20 +254,27 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     if anchor is tiles:
         sch.reorder(*lead, n_task, m_task, *inner, rows, columns, last)
         sch.reverse_compute_at(output, inner[1], preserve_unit_loops=True)
-        sch.compute_at(data, m_task, preserve_unit_loops=True)
         steps = last
         consumer = output
     else:
         sch.reorder(n_task, m_task, last, *inner, rows, columns)
         sch.reverse_compute_at(output, m_task, preserve_unit_loops=True)
         sch.compute_at(tiles, inner[1], preserve_unit_loops=True)
-        sch.compute_at(data, last, preserve_unit_loops=True)
         vectorize(sch, sch.get_loops(output)[-1], lanes)
         rows, columns, steps = sch.get_loops(tiles)[-3:]
         consumer = anchor
+    if data is not None:
+        sch.compute_at(data, m_task if anchor is tiles else last, preserve_unit_loops=True)
+        _schedule_data(sch, data, lanes, by_rows=config["by"] == "rows")
     sch.parallel(sch.fuse(n_task, m_task))
-    _schedule_data(sch, data, lanes, by_rows=config["by"] == "rows")
     schedule_tile(sch, tiles, consumer, (rows, columns, steps), lanes, integer(config, "unroll"))
+    if config["ahead"]:
+        width = integer(config, "width")
+        prefetch_panels(
+            sch, inner[1], sch.get_loops(tiles)[-5], panel=width * integer(config, "depth"),
+            step=width * integer(config, "unroll"), dtype=str(outs.args[1].dtype),
+            tiles=integer(config, "m_block") if config["inner"] == "rows" else 1,
+        )
     return sch
 
 
