@@ -7,12 +7,13 @@
   with bias and ReLU6 between: as two kernels, one behind the other, and as one. The last row is the sum over the
   model, in which some pairs stand several times.
 - ahead: products by `dense_pack`, with the next panel of the weight prefetched or not.
+- blocked: the same of products by `dense_large_m`, the last four those of LLaMA-7B's layer of 128 tokens.
 
 With `--samples` each kernel runs with the fastest of its fallback and of so many configurations that are drawn. Each
 call takes another copy of all its tensors, of so many that none is in the second-level caches. Prints medians of
 rounds, in which the forms take turns, and the time of the second form over that of the first.
 
-It takes some three minutes, with `--samples 10` ten.
+It takes some four minutes, with `--samples 10` fifteen.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.fixture import dense, make_parser, natural
@@ -47,11 +49,15 @@ PRODUCTS = (
     (16, 768, 768), (64, 768, 768), (128, 768, 768), (16, 768, 2048), (64, 768, 2048), (128, 3072, 768),
     (37, 1003, 531), (64, 4096, 1024), (200, 384, 1024), (64, 384, 4096),
 )
+BLOCKED = (
+    (64, 384, 4096), (197, 1000, 8192), (333, 768, 6144), (128, 4096, 4096), (128, 12288, 4096), (128, 22016, 4096),
+    (128, 4096, 11008),
+)
 
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=("pairs", "ahead"), default=["pairs", "ahead"])
+    parser.add_argument("--only", nargs="+", choices=(*KINDS,), default=[*KINDS])
     parser.add_argument("--samples", type=natural, default=0, help="configurations drawn for each kernel")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -61,9 +67,7 @@ def main() -> int:
 
     target = Target.parse("cpu").with_threads(arguments.threads)
     for name in arguments.only:
-        made, what, forms = {
-            "pairs": (_pairs, "pair", ("two kernels", "one")), "ahead": (_products, "product", ("not ahead", "ahead")),
-        }[name]
+        made, what, forms = KINDS[name]
         table = Table({what: "", forms[0]: "s", forms[1]: "s", "of the time": "×"})
         with table.saved(
             variant=f"{name}{'-drawn' * bool(arguments.samples)}-{arguments.threads}-threads",
@@ -124,9 +128,11 @@ def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Wo
     )
 
 
-def _products(target: Target, samples: int) -> Iterator[tuple[str, list[float]]]:
-    for m, n, k in PRODUCTS:
-        forms = [_fastest(dense(m, n, k), target, "dense_pack.cpu", samples, ahead=ahead) for ahead in (False, True)]
+def _products(
+    name: str, shapes: Sequence[tuple[int, int, int]], target: Target, samples: int
+) -> Iterator[tuple[str, list[float]]]:
+    for m, n, k in shapes:
+        forms = [_fastest(dense(m, n, k), target, name, samples, ahead=ahead) for ahead in (False, True)]
         yield f"{m}×{n}×{k}", _race([_turns(form) for form in forms])
 
 
@@ -190,6 +196,12 @@ def _race(calls: Sequence[Callable[[], Any]]) -> list[float]:
     rounds = [[burst(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
+
+KINDS: dict[str, tuple[Callable[[Target, int], Iterator[tuple[str, list[float]]]], str, tuple[str, str]]] = {
+    "pairs": (_pairs, "pair", ("two kernels", "one")),
+    "ahead": (partial(_products, "dense_pack.cpu", PRODUCTS), "product", ("not ahead", "ahead")),
+    "blocked": (partial(_products, "dense_large_m.cpu", BLOCKED), "product", ("not ahead", "ahead")),
+}
 
 if __name__ == "__main__":
     sys.exit(main())
