@@ -18,6 +18,7 @@ from strategy.select.evidence import (
     Ranker,
     current,
     doubtful,
+    find_close,
     unsettled,
 )
 from strategy.select.rule import Policy, choose, choose_as_tvm, select
@@ -29,5 +30,5 @@ __all__ = [
     "NO_RECORDS", "Advised", "Database", "Evidence", "History", "Instance", "Level", "Measured", "NoRecords",
     "Policy", "Prediction", "Ranker", "Reason", "RevisedDatabase", "Rival", "Selection",
     "SelectionError", "Selector",
-    "choose", "choose_as_tvm", "current", "doubtful", "holds", "require_some", "select", "unsettled",
+    "choose", "choose_as_tvm", "current", "doubtful", "find_close", "holds", "require_some", "select", "unsettled",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from strategy.record import Estimate
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Workload
+
+K = TypeVar("K")
 
 
 class Level(StrEnum):
@@ -198,6 +200,13 @@ def advice_of(valid: Sequence[Candidate], advised: Sequence[Advised]) -> Advised
         if (c := by_name.get(a.implementation)) is not None and _is_current(c, a)
     ]
     return min(fitting, key=lambda a: list(Level).index(a.level), default=None)
+
+
+def find_close(estimates: Mapping[K, Estimate]) -> tuple[K, list[K]]:
+    """The key of the lowest median, as estimates are judged, and those whose intervals overlap its."""
+    judged = {key: e.judged for key, e in estimates.items()}
+    lowest = min(judged, key=lambda key: judged[key].median_s)
+    return lowest, [key for key, e in judged.items() if e.low_s <= judged[lowest].high_s]
 
 
 def doubtful(estimates: Mapping[str, Estimate]) -> list[str]:

@@ -23,6 +23,7 @@ from strategy.select.evidence import (
     advice_of,
     current,
     doubtful,
+    find_close,
 )
 from strategy.select.lock import LockDatabase
 from strategy.select.selection import Reason, Selection, rank_rivals
@@ -100,15 +101,15 @@ def choose(
         winner, lowest, close = _fastest(valid, best)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
         reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
-        why = _explain_measured(winner, best, lowest, close, level, unmeasured)
+        why = _explain_measured(winner, best, lowest, close, unmeasured)
         config = best[winner.implementation].config
         return answer(winner, config, reason, why, level, best, unmeasured=unmeasured)
     unknown = "nothing is measured for this workload"
     for anchor, found in shorter:
-        level, best = _of_one_level(valid, found)
+        _, best = _of_one_level(valid, found)
         if best:
             winner, lowest, close = _fastest(valid, best)
-            why = _explain_measured(winner, best, lowest, close, level, ())
+            why = _explain_measured(winner, best, lowest, close, ())
             why = f"{unknown}; of {anchor}, the same call with a shorter epilogue, {why}"
             return answer(winner, best[winner.implementation].config, Reason.ANCHOR, why)
     advice = advice_of(valid, advised)
@@ -152,11 +153,9 @@ def _fastest(
     valid: Sequence[Candidate], best: Mapping[str, Measured]
 ) -> tuple[Candidate, Measured, int]:
     """The selected implementation, the lowest median, and how many have intervals that overlap its."""
-    judged = {name: m.estimate.judged for name, m in best.items()}
-    lowest = min(judged, key=lambda name: judged[name].median_s)
-    high_s = judged[lowest].high_s
-    close = [c for c in valid if c.implementation in judged and judged[c.implementation].low_s <= high_s]
-    return max(close, key=lambda c: c.plevel), best[lowest], len(close)
+    lowest, close = find_close({name: m.estimate for name, m in best.items()})
+    winner = max((c for c in valid if c.implementation in close), key=lambda c: c.plevel)
+    return winner, best[lowest], len(close)
 
 
 def choose_as_tvm(
@@ -201,12 +200,7 @@ def choose_as_tvm(
 
 
 def _explain_measured(
-    winner: Candidate,
-    best: dict[str, Measured],
-    lowest: Measured,
-    close: int,
-    level: Level,
-    unmeasured: Sequence[str],
+    winner: Candidate, best: dict[str, Measured], lowest: Measured, close: int, unmeasured: Sequence[str]
 ) -> str:
     own = best[winner.implementation].estimate
     where = _place(lowest)

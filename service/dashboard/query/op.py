@@ -17,6 +17,7 @@ from service.store.namespace import DEFAULT
 from service.store.sql import among
 from service.store.tables import best, run_task, target, task, workload
 from strategy.record import Estimate
+from strategy.select import find_close
 
 OPS = 50
 PAGE = 40  # shapes
@@ -184,17 +185,10 @@ def _compare(tasks: Iterable[Any]) -> dict[str, Cell]:
     known = sorted(tasks, key=lambda t: t.id)
     # The first on a tie. Implementations of other tools' logs have no plevel.
     static = max((t for t in known if ":" not in t.implementation), key=lambda t: t.plevel, default=None)
-    timed = {
-        t.id: Estimate(t.median_s, t.low_s, t.high_s, t.samples).judged
-        for t in known
-        if t.median_s is not None
-    }
-    lowest_s = min((t.median_s for t in known if t.median_s is not None), default=None)
-    winner = None
-    if timed:
-        lowest = min(timed.values(), key=lambda e: e.median_s)
-        close = [t for t in known if t.id in timed and timed[t.id].low_s <= lowest.high_s]
-        winner = max(close, key=lambda t: t.plevel)
+    timed = {t.id: Estimate(t.median_s, t.low_s, t.high_s, t.samples) for t in known if t.median_s is not None}
+    lowest_s = min((e.median_s for e in timed.values()), default=None)
+    close = find_close(timed)[1] if timed else []
+    winner = max((t for t in known if t.id in close), key=lambda t: t.plevel, default=None)
     return {
         t.implementation: Cell(
             id=t.id, implementation=t.implementation, version=t.version, plevel=t.plevel,
