@@ -110,13 +110,8 @@ class Direct:
         with self._read() as connection:
             database = RecordDatabase(connection, namespace=self._namespace)
             asked = candidate.normal(workload)
-            known = candidate.gather(
-                database, asked, target, candidates, foreign=foreign or policy == "tvm",
-                field="workload",
-            )
-            return rule.select(
-                asked, target, database, device=device, ranker=database.ranker, policy=policy,
-                offered=known,
+            return candidate.choose(
+                database, asked, target, candidates, device=device, policy=policy, foreign=foreign
             )
 
     def dispatch(

@@ -23,7 +23,7 @@ from service.tuning import plan as planning
 from service.tuning import run as runs
 from strategy.op_strategy import Candidate
 from strategy.record import AskedWorkload, RunRequest, RunWorkload
-from strategy.select import Evidence, Policy, Reason, Selection, select
+from strategy.select import Evidence, Policy, Reason, Selection
 from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.target import Target
 from strategy.workload import Workload
@@ -113,13 +113,9 @@ def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int
 def _select(
     database: RecordDatabase, body: SelectRequest, asked: Workload, field: str
 ) -> Selection:
-    known = candidate.gather(
-        database, asked, body.target, body.candidates,
-        foreign=body.foreign or body.policy == "tvm", field=field,
-    )
-    return select(
-        asked, body.target, database, device=body.device, policy=body.policy, offered=known,
-        ranker=database.ranker,
+    return candidate.choose(
+        database, asked, body.target, body.candidates, device=body.device, policy=body.policy, foreign=body.foreign,
+        field=field,
     )
 
 

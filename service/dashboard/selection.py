@@ -68,10 +68,7 @@ def select_each(
         try:
             workload = candidate.normal(asked)
             offered = _offered(connection, workload, target, namespace)
-            known = candidate.gather(
-                database, workload, target, offered, foreign=False, field="workload"
-            )
-            found[i] = select(workload, target, database, offered=known, ranker=database.ranker)
+            found[i] = candidate.choose(database, workload, target, offered)
         except FAULTS:
             continue
     return found

@@ -1,4 +1,4 @@
-"""The candidates of a selection: installed implementations, sent ones, or imported ones."""
+"""The candidates of a selection: installed implementations, sent ones, or imported ones; and the choice among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strategy.attrs import AttrsError
 from strategy.condition import ExpressionError
 from strategy.op import OpError, TypeRelationError, all_ops, find_op
 from strategy.op_strategy import Candidate, candidates
-from strategy.select import SelectionError
+from strategy.select import Policy, Selection, SelectionError, select
 from strategy.space import ConfigError, SpaceError
 from strategy.suggestion import suggest
 from strategy.target import Target, TargetError
@@ -27,6 +27,22 @@ FAULTS = (
 def normal(asked: Workload) -> Workload:
     """The workload in normal form, checked if its operator is installed here."""
     return asked.unsigned() if find_op(asked.op) is None else asked.checked()
+
+
+def choose(
+    database: RecordDatabase,
+    asked: Workload,
+    on: Target,
+    given: Sequence[Candidate] | None,
+    *,
+    device: str | None = None,
+    policy: Policy = "plevel",
+    foreign: bool = False,
+    field: str = "workload",
+) -> Selection:
+    """The selection among the candidates of `gather`; the policy `tvm` adds those of other tools' logs, too."""
+    known = gather(database, asked, on, given, foreign=foreign or policy == "tvm", field=field)
+    return select(asked, on, database, device=device, ranker=database.ranker, policy=policy, offered=known)
 
 
 def gather(

@@ -24,13 +24,14 @@ from service.selection import candidate
 from service.selection.database import RecordDatabase
 from service.store.db import Store
 from service.store.tables import advice, best, history, record
-from strategy.select import Evidence, Level, Selection, choose, select
+from strategy.select import Evidence, Level, Selection, choose
 from strategy.select import Reason as Why
 from strategy.target import Target
 from strategy.workload import Workload
 from tests.integration.conftest import admin
 from tests.integration.derived import assert_derived
 from tests.integration.process import Service
+from tests.integration.test_import import count
 from tests.postgres import MIGRATED, create_database
 
 pytestmark = pytest.mark.in_turn("url")
@@ -51,13 +52,7 @@ def put(store: Store, name: str, data: bytes | None = None, **more: Any) -> Summ
 def asked(store: Store, target: Target, workload: Workload = ROW, **more: Any) -> Selection:
     with store.read() as connection:
         database = RecordDatabase(connection, **more)
-        known = candidate.gather(database, workload, target, None, foreign=True, field="workload")
-        return select(workload, target, database, offered=known)
-
-
-def count(store: Store, table: sa.Table) -> int:
-    with store.read() as connection:
-        return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
+        return candidate.choose(database, workload, target, None, foreign=True)
 
 
 def samples() -> list[str]:
