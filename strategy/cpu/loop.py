@@ -23,6 +23,17 @@ def written(
     ]
 
 
+def run_tasks(count: Any, run: Callable[[Any], None], *, parallel: bool = True) -> Any:
+    """Loops that `run` makes for each of the tasks, given its number, in parallel or one after the other."""
+    from tvm.script.ir_builder import IRBuilder
+    from tvm.script.ir_builder import tirx as script
+
+    with IRBuilder() as builder:
+        with (script.parallel if parallel else script.serial)(0, count) as task:
+            run(task)
+        return builder.get()
+
+
 def allocate(count: int, dtype: str, scope: str = "local") -> Any:
     """An array of numbers: `local` is in registers, `global` on the heap."""
     from tvm.script.ir_builder import tirx as script

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import strategy.ops.scatter  # noqa: F401  # the operator of one of them
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, fill, run_tasks, written
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.cpu.widened import NARROW
 from strategy.op_strategy import OpStrategy
@@ -57,7 +57,6 @@ def compute(attrs: GatherAttrs, inputs: Sequence[Any], out_type: TensorType, con
 def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any], out: Any) -> Any:
     """Sums of narrow floats are in float32 until all are added."""
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     shape, given = ([int(n) if isinstance(n, tirx.IntImm) else n for n in b.shape] for b in ins[:2])
@@ -109,10 +108,8 @@ def _loops(attrs: GatherAttrs, config: Config, is_sum: bool, ins: Sequence[Any],
             with script.serial(0, extent) as j, script.serial(0, columns) as c:
                 result[whole(j, c)] = tirx.Cast(dtype, sums[own(j, c)])
 
-    with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, math.prod(shape[:axis]) * parts) as task:
-            write(task // parts, task % parts * width)
-        return builder.get()
+    tasks = math.prod(shape[:axis]) * parts
+    return run_tasks(tasks, lambda task: write(task // parts, task % parts * width), parallel=bool(config["parallel"]))
 
 
 def _add(

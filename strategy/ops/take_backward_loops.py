@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from strategy.cpu.loop import allocate, bound, fill, written
+from strategy.cpu.loop import allocate, bound, fill, run_tasks, written
 from strategy.cpu.row import PARALLEL_BYTES, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.take import TakeAttrs, place_in_range
@@ -71,7 +71,6 @@ def compute(attrs: TakeAttrs, inputs: Sequence[Any], out_type: TensorType, confi
 
     def loops(ins: Sequence[Any], out: Any) -> Any:
         from tvm import tirx
-        from tvm.script.ir_builder import IRBuilder
         from tvm.script.ir_builder import tirx as script
 
         width, kind = integer(config, "columns"), str(out.dtype)
@@ -102,10 +101,7 @@ def compute(attrs: TakeAttrs, inputs: Sequence[Any], out_type: TensorType, confi
                 with script.serial(0, along) as at, script.serial(0, size) as x:
                     fill(result, whole(at, x), sums[own(at, x)].astype(kind))
 
-        with IRBuilder() as builder:
-            with (script.parallel if config["parallel"] else script.serial)(0, outer * blocks) as task:
-                take_columns(task)
-            return builder.get()
+        return run_tasks(outer * blocks, take_columns, parallel=bool(config["parallel"]))
 
     return written(loops, inputs, out_type, "take_backward")
 

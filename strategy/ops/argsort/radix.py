@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from strategy.cpu.loop import written
+from strategy.cpu.loop import run_tasks, written
 from strategy.cpu.radix import Radix
 from strategy.cpu.row import PARALLEL_BYTES, constant_size
 from strategy.op_strategy import OpStrategy
@@ -38,7 +38,6 @@ def compute(attrs: ArgsortAttrs, inputs: Sequence[Any], out_type: TensorType, co
 
 def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     shape, dtype = [int(n) if isinstance(n, tirx.IntImm) else n for n in data.shape], str(data.dtype)
@@ -59,10 +58,7 @@ def _sort(attrs: ArgsortAttrs, data: Any, out: Any, config: Config) -> Any:
         with script.serial(0, extent) as j:
             result[spot(j)] = tirx.Cast(attrs.dtype, sorter.index(j))
 
-    with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, math.prod(shape[:axis]) * inner) as row:
-            sort_row(row)
-        return builder.get()
+    return run_tasks(math.prod(shape[:axis]) * inner, sort_row, parallel=bool(config["parallel"]))
 
 
 def _add(

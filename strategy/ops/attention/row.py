@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, fill, run_tasks, written
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.operator import (
     NAMES,
@@ -76,7 +76,6 @@ def compute(
 
 def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, config: Config) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     query, key, value = ins[:3]
@@ -202,10 +201,7 @@ def _attend(size: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, conf
             )
         each_column(lambda q, at, c, x: fill(sums, q * width + c, held[at]))
 
-    with IRBuilder() as builder:
-        with script.parallel(0, batch * tasks) as task:
-            attend(task)
-        return builder.get()
+    return run_tasks(batch * tasks, attend)
 
 
 def _add(

@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, fill, run_tasks, written
 from strategy.op_strategy import OpStrategy
 from strategy.ops.attention.operator import (
     NAMES,
@@ -87,7 +87,6 @@ def compute(
 
 def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, config: Config) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     query, key, value = ins[:3]
@@ -225,11 +224,8 @@ def _attend(lanes: int, attrs: AttentionAttrs, ins: Sequence[Any], out: Any, con
             start = (part * columns + c) * queries
             each(lambda x: fill(sums, start + x, held[c * queries + x]))
 
-    with IRBuilder() as builder:
-        blocks = (m + queries - 1) // queries
-        with script.parallel(0, batch * heads * blocks) as task:
-            attend(task)
-        return builder.get()
+    blocks = (m + queries - 1) // queries
+    return run_tasks(batch * heads * blocks, attend)
 
 
 def _add(

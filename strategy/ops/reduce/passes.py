@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, fill, run_tasks, written
 from strategy.cpu.row import (
     PARALLEL_BYTES,
     constant_size,
@@ -206,7 +206,6 @@ def _compute_column(
 
 def _loops(passes: Passes, attrs: ReduceAttrs, data: Any, out: Any, config: Config) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     count, extent, columns = _columns(attrs, data.shape)
@@ -249,10 +248,7 @@ def _loops(passes: Passes, attrs: ReduceAttrs, data: Any, out: Any, config: Conf
             found = passes.result(attrs, last[x], taken[x], extent)
             result[task // blocks * columns + column(x)] = converted(found, str(out.dtype))
 
-    with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, count * blocks) as task:
-            take_columns(task)
-        return builder.get()
+    return run_tasks(count * blocks, take_columns, parallel=bool(config["parallel"]))
 
 
 def register_passes(name: str, passes: Passes) -> None:

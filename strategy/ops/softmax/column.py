@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from strategy.cpu.elementary import exp, exp_of_difference, log_of_sum
-from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.loop import allocate, fill, run_tasks, written
 from strategy.cpu.row import PARALLEL_BYTES
 from strategy.op_strategy import OpStrategy
 from strategy.ops.softmax.operator import SoftmaxAttrs
@@ -62,7 +62,6 @@ def compute(
 
 def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any, config: Config) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     data, *biases = inputs
@@ -132,10 +131,7 @@ def _loops(logarithm: bool, attrs: SoftmaxAttrs, inputs: Sequence[Any], out: Any
         each(lambda x: fill(total, x, log_of_sum(total[x]) if logarithm else tirx.const(1, dtype) / total[x]))
         pass_over(finish)
 
-    with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, count * blocks) as task:
-            take_columns(task)
-        return builder.get()
+    return run_tasks(count * blocks, take_columns, parallel=bool(config["parallel"]))
 
 
 def _broadcast_place(shape: Sequence[int], own: Sequence[int], axis: int, row: Any, j: Any, column: Any) -> Any:

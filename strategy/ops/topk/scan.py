@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from strategy.cpu.loop import allocate, bound
+from strategy.cpu.loop import allocate, bound, run_tasks
 from strategy.cpu.row import PARALLEL_BYTES, constant_size, reduction_accumulator
 from strategy.op_strategy import OpStrategy
 from strategy.ops.topk.operator import TopKAttrs
@@ -63,7 +63,6 @@ def compute(
 
 def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, indices: Any) -> Any:
     from tvm import tirx
-    from tvm.script.ir_builder import IRBuilder
     from tvm.script.ir_builder import tirx as script
 
     shape = [int(d) if isinstance(d, tirx.IntImm) else d for d in data.shape]
@@ -139,10 +138,7 @@ def _scan(full: int, attrs: TopKAttrs, config: Config, data: Any, values: Any, i
             best[place] = kept[slot + 1].astype(str(data.dtype))
             places[place] = found[slot + 1]
 
-    with IRBuilder() as builder:
-        with (script.parallel if config["parallel"] else script.serial)(0, count) as row:
-            scan_row(row)
-        return builder.get()
+    return run_tasks(count, scan_row, parallel=bool(config["parallel"]))
 
 
 def _unbeaten(attrs: TopKAttrs, dtype: str) -> Any:
