@@ -1,14 +1,11 @@
-"""Documentation of operators: docstrings of functions that call them, and the reference as Markdown.
+"""The reference of operators as Markdown: their inputs, attributes and registered parts.
 
-`make operators` writes the reference, of inputs, attributes and registered parts, to docs/operator-reference.md.
+`make operators` writes it to docs/operator-reference.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
-
-from strategy.attrs import REQUIRED, Attrs
+from strategy.attrs import REQUIRED
 from strategy.op import Op, TOpPattern, all_ops
 
 _PARTS = (("FPrimalGradient", "gradient"), ("FShapeFunc", "shape function"), ("FFlops", "FLOP count"))
@@ -46,18 +43,6 @@ NAMED_AFTER: dict[str, str | None] = {
         "max_pool2d_backward", "softmax_bias", "strided_slice_backward", "swiglu", "take_backward",
     )),
 }
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def documented(
-    function: F, name: str, description: str, arguments: Mapping[str, str], attrs: type[Attrs] = Attrs
-) -> F:
-    """A function that calls an operator, under its name, with a docstring of its arguments, then of the attributes."""
-    fields = {f.name: f"{f.description[:1].lower()}{f.description[1:]}" for f in attrs.fields().values()}
-    listed = "".join(f"    {argument}: {text}.\n" for argument, text in {**arguments, **fields}.items())
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{description}\n\nArgs:\n{listed}"
-    return function
 
 
 def reference() -> str:

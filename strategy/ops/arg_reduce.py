@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import field
-from strategy.document import documented
-from strategy.expr import Expr, call
+from strategy.caller import Caller, caller
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.reduce import ReduceAttrs, reduced_axes, reduced_shape
@@ -40,14 +39,14 @@ def arg_reduce_rel(types: Sequence[Type], attrs: ArgReduceAttrs, reporter: TypeR
     return True
 
 
-def _register(name: str, which: str) -> Callable[..., Expr]:
+def _register(name: str, which: str) -> Caller:
     (
         register_op(name)
         .describe(
             f"The place of the {which} element over axes, counted over the reduced axes; the first of equals, "
         "or of NaN where there is one."
         )
-        .add_argument("data", "Tensor", "The input tensor.")
+        .add_argument("data", "Tensor", "A tensor of numbers.")
         .set_attrs_type(ArgReduceAttrs)
         .set_support_level(4)
         .add_type_rel("ArgReduce", arg_reduce_rel)
@@ -88,20 +87,7 @@ def _register(name: str, which: str) -> Callable[..., Expr]:
     register_shape_func(name, False, reduce_shape_func)
     register_gradient(name, lambda orig, grad: [None])
 
-    def function(
-        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False,
-        dtype: str = "int32",
-    ) -> Expr:
-        return call(name, data, axis=axis, keepdims=keepdims, exclude=exclude, dtype=dtype)
-
-    arguments = {
-        "data": "a tensor of numbers",
-        "axis": "the axes to reduce; default: all. Several are counted as one, flattened",
-        "keepdims": "keep the reduced axes, with extent 1",
-        "exclude": "reduce the axes that are not named instead",
-        "dtype": "data type of the indices",
-    }
-    return documented(function, name, f"Index of the {which} element over axes; the first of equals.", arguments)
+    return caller(name)
 
 
 argmax = _register("argmax", "largest")

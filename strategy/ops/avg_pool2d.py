@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.pool2d import register_pool2d_rows, window_count
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call, const
@@ -235,11 +236,4 @@ def avg_pool2d(
     )
 
 
-def global_avg_pool2d(data: Expr, layout: str = PLAIN) -> Expr:
-    """The mean of each image, as an image of one element.
-
-    Args:
-        data: a floating-point tensor [batch, channels, height, width], in the order of the layout.
-        layout: as of max_pool2d.
-    """
-    return call("global_avg_pool2d", data, layout=layout)
+global_avg_pool2d = caller("global_avg_pool2d")

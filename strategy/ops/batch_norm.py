@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.binding import keep_each
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
@@ -39,9 +40,9 @@ def batch_norm_rel(types: Sequence[Type], attrs: BatchNormAttrs, reporter: TypeR
         "(x - moving_mean) / sqrt(moving_var + epsilon) * gamma + beta for each channel: Relay's nn.batch_norm in "
         "inference, whose result is one tensor."
     )
-    .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "Added to each channel.")
+    .add_argument("data", "Tensor", "A floating-point tensor.")
+    .add_argument("gamma", "Tensor", "The scale of each channel, a vector.")
+    .add_argument("beta", "Tensor", "Added to each channel, a vector.")
     .add_argument("moving_mean", "Tensor", "The mean of each channel.")
     .add_argument("moving_var", "Tensor", "The variance of each channel.")
     .set_attrs_type(BatchNormAttrs)
@@ -109,18 +110,4 @@ def _inverse(variance: Expr, epsilon: float) -> Expr:
     return call("rsqrt", variance + const(epsilon, variance.tensor_type.dtype))
 
 
-def batch_norm(
-    data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr, axis: int = 1, epsilon: float = 1e-5
-) -> Expr:
-    """Bring each channel to mean 0 and variance 1 by the statistics of training, then scale and shift.
-
-    Args:
-        data: a floating-point tensor.
-        gamma: the scale of each channel, a vector.
-        beta: what is added to each channel, a vector.
-        moving_mean: the mean of each channel, a vector.
-        moving_var: the variance of each channel, a vector.
-        axis: the axis of the channels.
-        epsilon: added to the variance.
-    """
-    return call("batch_norm", data, gamma, beta, moving_mean, moving_var, axis=axis, epsilon=epsilon)
+batch_norm = caller("batch_norm")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.binding import keep_each
 from strategy.cpu.widened import NARROW
 from strategy.expr import Expr, call
@@ -84,8 +85,8 @@ def bias_add_rel(types: Sequence[Type], attrs: BiasAddAttrs, reporter: TypeRepor
 (
     register_op("bias_add")
     .describe("A bias, added along an axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("bias", "Tensor", "One number per entry of the axis.")
+    .add_argument("data", "Tensor", "A tensor of numbers.")
+    .add_argument("bias", "Tensor", "A vector with one number per entry of the axis, of the same dtype.")
     .set_attrs_type(BiasAddAttrs)
     .set_support_level(1)
     .add_type_rel("BiasAdd", bias_add_rel)
@@ -119,12 +120,4 @@ register_shape_func("bias_add", False, elemwise_shape_func)
 register_gradient("bias_add", lambda orig, grad: [grad, vector_grad(grad, orig.args[1], orig.attrs.axis)])
 
 
-def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Expr:
-    """Add a bias along an axis.
-
-    Args:
-        data: a tensor of numbers.
-        bias: a vector with one number per entry of the axis, of the same dtype.
-        axis: the axis along which the bias lies.
-    """
-    return call("bias_add", data, bias, axis=axis)
+bias_add = caller("bias_add")

@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.caller import Caller, caller
 from strategy.cpu.binding import INDICES, keep_each, share
 from strategy.cpu.remainder import remainder
 from strategy.cpu.widened import NARROW
-from strategy.document import documented
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -42,7 +42,6 @@ from strategy.type_relation import (
 )
 from strategy.types import TensorType, Type
 
-Binary = Callable[[Expr, Expr], Expr]
 _DIVISIONS = frozenset({"divide", "floor_divide", "floor_mod"})
 _FACTORS = _DIVISIONS | {"multiply", "swiglu", "geglu"}
 
@@ -58,7 +57,7 @@ def register_binary(
     element: Callable[[Any, Any], Any] | None = None,
     real: Callable[[Any, Any], Any] | None = None,
     changes: int = 0,
-) -> Binary:
+) -> Caller:
     """Register a binary operator.
 
     Args:
@@ -78,8 +77,8 @@ def register_binary(
     (
         register_op(name)
         .describe(description)
-        .add_argument("lhs", "Tensor", "The left operand.")
-        .add_argument("rhs", "Tensor", "The right operand.")
+        .add_argument("lhs", "Tensor", f"The left operand, a tensor of {KINDS[require]}.")
+        .add_argument("rhs", "Tensor", "The right operand, of the same dtype; they broadcast as NumPy's do.")
         .set_support_level(1)
         .add_type_rel("Broadcast", broadcast_relation(require, out_dtype=out_dtype))
         .set_attr("TOpPattern", TOpPattern.kBroadcast)
@@ -116,16 +115,12 @@ def register_binary(
         whole = zip(gradient(orig, grad), orig.args, strict=True)
         return [collapse_sum_like(slope, operand) for slope, operand in whole]
 
-    def function(lhs: Expr, rhs: Expr) -> Expr:
-        return call(name, lhs, rhs)
-
     register_compute(name, in_float32(compute))
     register_reference(name, wide(_quiet(reference)))
     register_broadcast_schedule(name, changes=changes)
     register_shape_func(name, False, broadcast_shape_func)
     register_gradient(name, rule)
-    operands = {"lhs": f"the left operand, a tensor of {KINDS[require]}", "rhs": "the right operand, of the same dtype"}
-    return documented(function, name, f"{description} They broadcast as NumPy's do.", operands)
+    return caller(name)
 
 
 def _quiet(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -311,17 +306,17 @@ not_equal = register_binary(
 )
 
 
-def _register_comparison(name: str, description: str, compare: Callable[[Any, Any], Any]) -> Binary:
+def _register_comparison(name: str, description: str, compare: Callable[[Any, Any], Any]) -> Caller:
     return register_binary(name, description, compare, out_dtype="bool", real=lambda x, y: opaque_truth(compare(x, y)))
 
 
-less: Binary = _register_comparison("less", "True where elements of lhs are smaller.", operator.lt)
+less: Caller = _register_comparison("less", "True where elements of lhs are smaller.", operator.lt)
 less_equal = _register_comparison("less_equal", "True where elements of lhs are not larger.", operator.le)
-greater: Binary = _register_comparison("greater", "True where elements of lhs are larger.", operator.gt)
+greater: Caller = _register_comparison("greater", "True where elements of lhs are larger.", operator.gt)
 greater_equal = _register_comparison("greater_equal", "True where elements of lhs are not smaller.", operator.ge)
 
 
-def _register_logical(name: str, description: str) -> Binary:
+def _register_logical(name: str, description: str) -> Caller:
     """Register NumPy's function of that name, of bools."""
 
     def element(x: Any, y: Any) -> Any:
@@ -333,14 +328,14 @@ def _register_logical(name: str, description: str) -> Binary:
     return register_binary(name, description, numpy_function(name), require=require_bool, element=element)
 
 
-logical_and: Binary = _register_logical("logical_and", "True where both elements are true.")
-logical_or: Binary = _register_logical("logical_or", "True where an element of either is true.")
-logical_xor: Binary = _register_logical("logical_xor", "True where exactly one of the elements is true.")
+logical_and: Caller = _register_logical("logical_and", "True where both elements are true.")
+logical_or: Caller = _register_logical("logical_or", "True where an element of either is true.")
+logical_xor: Caller = _register_logical("logical_xor", "True where exactly one of the elements is true.")
 
 
 def _register_bitwise(
     name: str, description: str, reference: Callable[..., Any], element: Callable[..., Any]
-) -> Binary:
+) -> Caller:
     return register_binary(name, description, reference, require=require_integer, element=element)
 
 
@@ -408,7 +403,7 @@ def where_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter) -> bo
     .describe("Elements of x where the condition holds, else of y.")
     .add_argument("condition", "Tensor", "Bools.")
     .add_argument("x", "Tensor", "The values where the condition holds.")
-    .add_argument("y", "Tensor", "The values elsewhere.")
+    .add_argument("y", "Tensor", "The values elsewhere, of the same dtype; all three broadcast as NumPy's do.")
     .set_support_level(4)
     .add_type_rel("Where", where_rel)
     .set_attr("TOpPattern", TOpPattern.kBroadcast)
@@ -456,7 +451,7 @@ def collapse_sum_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeRep
     register_op("collapse_sum_like")
     .describe("Sums the first tensor to the shape of the second: the opposite of broadcasting.")
     .add_argument("data", "Tensor", "The tensor to sum.")
-    .add_argument("collapse_type", "Tensor", "The tensor whose type the result has.")
+    .add_argument("collapse_type", "Tensor", "The tensor whose type the result has; it must broadcast to data.")
     .set_support_level(10)
     .add_type_rel("CollapseSumLike", collapse_sum_like_rel)
     .set_attr("TOpPattern", TOpPattern.kCommReduce)
@@ -507,22 +502,5 @@ def where_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 register_gradient("collapse_sum_like", lambda orig, grad: [grad + call("zeros_like", orig.args[0]), None])
 
 
-def where(condition: Expr, x: Expr, y: Expr) -> Expr:
-    """Elements of `x` where the condition holds, else of `y`, broadcast as NumPy does.
-
-    Args:
-        condition: bools.
-        x: what is taken where the condition holds.
-        y: what is taken elsewhere, of the same dtype.
-    """
-    return call("where", condition, x, y)
-
-
-def collapse_sum_like(data: Expr, collapse_type: Expr) -> Expr:
-    """Sum `data` to the shape of `collapse_type`: the opposite of broadcasting.
-
-    Args:
-        data: the tensor to sum.
-        collapse_type: the tensor whose type the result has; it must broadcast to `data`.
-    """
-    return call("collapse_sum_like", data, collapse_type)
+where = caller("where")
+collapse_sum_like = caller("collapse_sum_like")

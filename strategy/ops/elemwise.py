@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import Caller, caller
 from strategy.cpu import elementary
 from strategy.cpu.binding import INDICES, keep
-from strategy.document import documented
-from strategy.expr import Call, Expr, call, const
+from strategy.expr import Call, Expr, const
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -46,8 +46,6 @@ from strategy.type_relation import (
 )
 from strategy.types import DTYPES, TensorType, Type
 
-Unary = Callable[..., Expr]
-
 
 def register_unary(
     name: str,
@@ -61,7 +59,7 @@ def register_unary(
     attrs: type[Attrs] = Attrs,
     examples: Sequence[Mapping[str, Any]] = ({},),
     changes: int = 0,
-) -> Unary:
+) -> Caller:
     """Register an operator, and return the function that calls it.
 
     Args:
@@ -79,7 +77,7 @@ def register_unary(
     op = (
         register_op(name)
         .describe(description)
-        .add_argument("data", "Tensor", "The input tensor.")
+        .add_argument("data", "Tensor", f"A tensor of {KINDS[require]}.")
         .set_attrs_type(attrs)
         .set_support_level(1)
         .add_type_rel("Identity", identity_relation(require, out_dtype=out_dtype))
@@ -114,16 +112,7 @@ def register_unary(
     register_broadcast_schedule(name, changes=changes)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, grad)])
-    return caller(name, description, f"a tensor of {KINDS[require]}", attrs)
-
-
-def caller(name: str, description: str, data: str, attrs: type[Attrs] = Attrs) -> Unary:
-    """The function that calls an operator of one tensor, `data` in words."""
-
-    def function(data: Expr, **attrs: Any) -> Expr:
-        return call(name, data, **attrs)
-
-    return documented(function, name, description, {"data": data}, attrs)
+    return caller(name)
 
 
 def reference_sigmoid(x: Any) -> Any:
@@ -239,7 +228,7 @@ sin = register_unary(
     "sin", "The sine of each element.", numpy_function("sin"),
     lambda orig, grad: grad * cos(orig.args[0]), vector=elementary.sin, changes=1,
 )
-cos: Unary = register_unary(
+cos: Caller = register_unary(
     "cos", "The cosine of each element.", numpy_function("cos"),
     lambda orig, grad: -(grad * sin(orig.args[0])), vector=elementary.cos, changes=1,
 )
@@ -263,13 +252,13 @@ sign = register_unary(
 )
 for _name in ("floor", "ceil", "round", "sign", "floor_divide", "floor_mod"):
     register_op_attr(_name, "TJumps", True)
-isnan: Unary = register_unary(
+isnan: Caller = register_unary(
     "isnan", "True where an element is NaN.", numpy_function("isnan"), out_dtype="bool", vector=is_nan
 )
-isinf: Unary = register_unary(
+isinf: Caller = register_unary(
     "isinf", "True where an element is an infinity.", numpy_function("isinf"), out_dtype="bool", vector=is_infinite
 )
-logical_not: Unary = register_unary(
+logical_not: Caller = register_unary(
     "logical_not", "True where an element is false.", numpy_function("logical_not"), require=require_bool,
     vector=_vector("Not"),
 )
@@ -279,7 +268,7 @@ relu = register_unary(
 )
 
 
-def _register_fill(name: str, description: str, value: int) -> Unary:
+def _register_fill(name: str, description: str, value: int) -> Caller:
     (
         register_op(name)
         .describe(description)
@@ -307,11 +296,11 @@ def _register_fill(name: str, description: str, value: int) -> Unary:
     register_injective_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
     register_gradient(name, lambda orig, grad: [None])
-    return caller(name, description, "the tensor whose shape and dtype the result has")
+    return caller(name)
 
 
-ones_like: Unary = _register_fill("ones_like", "A tensor of ones, of the type of the input.", 1)
-zeros_like: Unary = _register_fill("zeros_like", "A tensor of zeros, of the type of the input.", 0)
+ones_like: Caller = _register_fill("ones_like", "A tensor of ones, of the type of the input.", 1)
+zeros_like: Caller = _register_fill("zeros_like", "A tensor of zeros, of the type of the input.", 0)
 
 
 class CastAttrs(Attrs):
@@ -323,8 +312,8 @@ class CastAttrs(Attrs):
 class ClipAttrs(Attrs):
     """Attributes of clip."""
 
-    a_min: float = field(description="The least value")
-    a_max: float = field(description="The largest value")
+    a_min: float = field(description="The least value; an integer for a tensor of integers")
+    a_max: float = field(description="The largest value, at least a_min")
 
 
 def cast_rel(types: Sequence[Type], attrs: CastAttrs, reporter: TypeReporter) -> bool:
@@ -433,22 +422,5 @@ def clip_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [where(greater_equal(x, like(x, orig.attrs.a_min)), below, zeros)]
 
 
-def cast(data: Expr, dtype: str) -> Expr:
-    """The elements in another data type.
-
-    Args:
-        data: the input tensor.
-        dtype: the data type of the result.
-    """
-    return call("cast", data, dtype=dtype)
-
-
-def clip(data: Expr, a_min: float, a_max: float) -> Expr:
-    """Each element, brought between two bounds.
-
-    Args:
-        data: a tensor of numbers.
-        a_min: the least value; an integer for a tensor of integers.
-        a_max: the largest value, at least `a_min`.
-    """
-    return call("clip", data, a_min=a_min, a_max=a_max)
+cast: Caller = caller("cast")
+clip = caller("clip")

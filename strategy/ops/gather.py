@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.caller import caller
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -71,7 +72,11 @@ def scatter_add_rel(types: Sequence[Type], attrs: GatherAttrs, reporter: TypeRep
     register_op("gather")
     .describe("At each place, the element of its row along an axis that an index names, as ONNX's GatherElements.")
     .add_argument("data", "Tensor", "The tensor that is indexed.")
-    .add_argument("indices", "Tensor", "Integers; negative ones count from the end, others beyond it take the nearest.")
+    .add_argument(
+        "indices", "Tensor",
+        "Integers, with the extents of the data but along the axis; negative ones count from the end, others beyond it "
+        "take the nearest.",
+    )
     .set_attrs_type(GatherAttrs)
     .set_support_level(3)
     .add_type_rel("Gather", gather_rel)
@@ -208,24 +213,5 @@ def gather_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 register_gradient("scatter_add", lambda orig, grad: [grad, None, Call("gather", [grad, orig.args[1]], orig.attrs)])
 
 
-def gather(data: Expr, indices: Expr, axis: int = 0) -> Expr:
-    """At each place, the element of its row along an axis that an index names.
-
-    Args:
-        data: the tensor that is indexed.
-        indices: integers, with the extents of the data but along the axis; negative ones count from the end.
-        axis: the axis that is indexed.
-    """
-    return call("gather", data, indices, axis=axis)
-
-
-def scatter_add(data: Expr, indices: Expr, updates: Expr, axis: int = 0) -> Expr:
-    """The data, with each update added where its index along an axis says.
-
-    Args:
-        data: a tensor of numbers.
-        indices: integers, with the extents of the data but along the axis; negative ones count from the end.
-        updates: a number for each index.
-        axis: the axis that is indexed.
-    """
-    return call("scatter_add", data, indices, updates, axis=axis)
+gather = caller("gather")
+scatter_add = caller("scatter_add")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import GradientError, register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -119,14 +120,4 @@ def gather_nd_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [reshape_like(taken, data), None]
 
 
-def gather_nd(data: Expr, indices: Expr, batch_dims: int = 0) -> Expr:
-    """The element, or part, of the data at each place that a vector of coordinates names.
-
-    Args:
-        data: the tensor that is indexed.
-        indices: integers; the first axis has one entry for each coordinate. Negative ones count from the end, others
-            beyond it take the nearest.
-        batch_dims: the number of first axes of data that are gone along together with those of indices behind the
-            coordinates.
-    """
-    return call("gather_nd", data, indices, batch_dims=batch_dims)
+gather_nd = caller("gather_nd")

@@ -3,7 +3,6 @@
 Coordinates from -1 to 1 span the image: the centres of its outermost pixels (`align_corners`), or their outer edges.
 One formula serves TE, NumPy, and the graph of which the gradient is taken.
 """
-# Over 300 lines: one formula and its three uses.
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.widened import NARROW
 from strategy.expr import Call, Expr, Tuple, call, const
 from strategy.gradient import GradientError, gradient, register_gradient
@@ -84,7 +84,10 @@ def grid_sample_rel(types: Sequence[Type], attrs: GridSampleAttrs, reporter: Typ
     .add_argument("data", "Tensor", "[batch, channels, height, width], or [batch, channels, depth, height, width]")
     .add_argument(
         "grid", "Tensor",
-        "[batch, rows, columns, 2]: the place in x, then in y, of each element; or [batch, planes, rows, columns, 3]",
+        "[batch, rows, columns, 2], of the dtype of data: the place in x, then in y, of each element, from -1 to 1 "
+        "across the image; or [batch, planes, rows, columns, 3], with the place in z last. NaN gives NaN by cubic, and "
+        "by linear with zeros around; else it is a place beyond the edges, and by other paddings than zeros that of "
+        "the first pixel. Infinity is as NaN, but the last pixel's, or the first one's, by border",
     )
     .set_attrs_type(GridSampleAttrs)
     .set_support_level(5)
@@ -292,19 +295,4 @@ def grid_sample_grad(orig: Call, grad: Expr) -> list[Expr]:
     return gradient(transpose(found, (0, last, *range(1, last))), [data, grid], grad, partial=True)
 
 
-def grid_sample(
-    data: Expr, grid: Expr, method: str = "linear", padding_mode: str = "zeros", align_corners: bool = False
-) -> Expr:
-    """An image at the places that a grid names.
-
-    Args:
-        data: a floating-point tensor [batch, channels, height, width], or [batch, channels, depth, height, width].
-        grid: [batch, rows, columns, 2], of the dtype of data: the place in x, then in y, of each element, from -1 to 1
-            across the image; or [batch, planes, rows, columns, 3], with the place in z last. NaN gives NaN by "cubic",
-            and by "linear" with zeros around; else it is a place beyond the edges, and by other paddings than zeros
-            that of the first pixel. Infinity is as NaN, but the last pixel's, or the first one's, by "border".
-        method: "nearest_neighbor", "linear" or "cubic".
-        padding_mode: "zeros", "border" or "reflection".
-        align_corners: whether -1 and 1 are the centres of the outermost pixels, not their edges.
-    """
-    return call("grid_sample", data, grid, method=method, padding_mode=padding_mode, align_corners=align_corners)
+grid_sample = caller("grid_sample")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.row import (
     reader,
     reduce_row,
@@ -49,7 +50,7 @@ class GroupNormAttrs(Attrs):
     """Attributes of group_norm."""
 
     num_groups: int = field(description="Number of groups that the channels are divided into", lower=1)
-    axis: int = field(1, "The axis of the channels; those before it are the batch")
+    axis: int = field(1, "The axis of the channels; those before it are the batch, and a group takes all behind it")
     epsilon: float = field(1e-5, "Added to the variance", lower=0)
 
 
@@ -70,9 +71,9 @@ def group_norm_rel(types: Sequence[Type], attrs: GroupNormAttrs, reporter: TypeR
     .describe(
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each group of channels."
     )
-    .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "Added to each channel.")
+    .add_argument("data", "Tensor", "A floating-point tensor, [batch, channels, ...].")
+    .add_argument("gamma", "Tensor", "The scale of each channel, a vector.")
+    .add_argument("beta", "Tensor", "Added to each channel, a vector.")
     .set_attrs_type(GroupNormAttrs)
     .set_support_level(1)
     .add_type_rel("GroupNorm", group_norm_rel)
@@ -268,17 +269,4 @@ def differentiate(attrs: GroupNormAttrs, inputs: Sequence[Expr], grad: Expr) -> 
     return [reshape_like(dx * scale, x), dgamma, vector_grad(grad, beta, axis)]
 
 
-def group_norm(
-    data: Expr, gamma: Expr, beta: Expr, num_groups: int, axis: int = 1, epsilon: float = 1e-5
-) -> Expr:
-    """Bring each group of channels to mean 0 and variance 1 for each entry of the batch, then scale and shift.
-
-    Args:
-        data: a floating-point tensor, [batch, channels, ...].
-        gamma: the scale of each channel, a vector.
-        beta: what is added to each channel, a vector.
-        num_groups: the number of groups that the channels are divided into.
-        axis: the axis of the channels; those before it are the batch, and a group takes all of those behind it.
-        epsilon: added to the variance.
-    """
-    return call("group_norm", data, gamma, beta, num_groups=num_groups, axis=axis, epsilon=epsilon)
+group_norm = caller("group_norm")

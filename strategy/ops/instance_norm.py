@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cuda.schedule import register_plain_schedule
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -72,9 +73,9 @@ def instance_norm_rel(types: Sequence[Type], attrs: InstanceNormAttrs, reporter:
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each channel of each entry "
         "of the batch, as Relay's nn.instance_norm."
     )
-    .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("gamma", "Tensor", "The scale of each channel.")
-    .add_argument("beta", "Tensor", "Added to each channel.")
+    .add_argument("data", "Tensor", "A floating-point tensor, [batch, channels, ...]; their number is constant.")
+    .add_argument("gamma", "Tensor", "The scale of each channel, a vector.")
+    .add_argument("beta", "Tensor", "Added to each channel, a vector.")
     .set_attrs_type(InstanceNormAttrs)
     .set_support_level(1)
     .add_type_rel("InstanceNorm", instance_norm_rel)
@@ -121,14 +122,4 @@ def instance_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     return differentiate(_groups(orig.attrs, orig.tensor_type.shape), orig.args, grad)
 
 
-def instance_norm(data: Expr, gamma: Expr, beta: Expr, axis: int = 1, epsilon: float = 1e-5) -> Expr:
-    """Bring each channel of each entry of the batch to mean 0 and variance 1, then scale and shift.
-
-    Args:
-        data: a floating-point tensor, [batch, channels, ...], of a constant number of channels.
-        gamma: the scale of each channel, a vector.
-        beta: what is added to each channel, a vector.
-        axis: the axis of the channels; those before it are the batch.
-        epsilon: added to the variance.
-    """
-    return call("instance_norm", data, gamma, beta, axis=axis, epsilon=epsilon)
+instance_norm = caller("instance_norm")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.row import reader, reduce_row, register_rows, row_extents
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
@@ -54,7 +55,7 @@ def layer_norm_rel(types: Sequence[Type], attrs: LayerNormAttrs, reporter: TypeR
     .describe(
         "(x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance along an axis."
     )
-    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("data", "Tensor", "A floating-point tensor.")
     .add_argument("gamma", "Tensor", "The scale of each entry of the axis, of the data's dtype or of float32.")
     .add_argument("beta", "Tensor", "Added to each entry of the axis, of the data's dtype or of float32.")
     .set_attrs_type(LayerNormAttrs)
@@ -155,16 +156,4 @@ def layer_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [dx * scale, vector_grad(grad * norm, gamma, axis), vector_grad(grad, beta, axis)]
 
 
-def layer_norm(
-    data: Expr, gamma: Expr, beta: Expr, axis: int = -1, epsilon: float = 1e-5
-) -> Expr:
-    """Bring each vector along an axis to mean 0 and variance 1, then scale and shift it.
-
-    Args:
-        data: a floating-point tensor.
-        gamma: the scale of each entry of the axis, a vector.
-        beta: what is added to each entry of the axis, a vector.
-        axis: the axis along which mean and variance are taken.
-        epsilon: added to the variance.
-    """
-    return call("layer_norm", data, gamma, beta, axis=axis, epsilon=epsilon)
+layer_norm = caller("layer_norm")

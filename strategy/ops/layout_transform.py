@@ -11,8 +11,9 @@ from functools import wraps
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.transpose import can_tile, schedule_transposed, space, transposed
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.layout import (
     LAYOUTS,
@@ -64,7 +65,7 @@ def layout_transform_rel(types: Sequence[Type], attrs: LayoutTransformAttrs, rep
 (
     register_op("layout_transform")
     .describe("Images in another layout, as Relay's layout_transform.")
-    .add_argument("data", "Tensor", "Images in src_layout")
+    .add_argument("data", "Tensor", "Images in src_layout; of NCHW16c [batch, channels / 16, height, width, 16]")
     .set_attrs_type(LayoutTransformAttrs)
     .set_support_level(5)
     .add_type_rel("LayoutTransform", layout_transform_rel)
@@ -183,15 +184,7 @@ def layout_transform_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [layout_transform(grad, orig.attrs.dst_layout, orig.attrs.src_layout)]
 
 
-def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Expr:
-    """Images in another layout.
-
-    Args:
-        data: images in `src_layout`.
-        src_layout, dst_layout: "NCHW", "NHWC", or "NCHW8c" or "NCHW16c", whose images are
-            [batch, channels / 16, height, width, 16] of channels that are a multiple of 16.
-    """
-    return call("layout_transform", data, src_layout=src_layout, dst_layout=dst_layout)
+layout_transform = caller("layout_transform")
 
 
 def by_plain(slope: Callable[[Call, Expr], list[Expr]]) -> Callable[[Call, Expr], list[Expr]]:

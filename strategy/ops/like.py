@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
-from strategy.expr import Expr, call
+from strategy.caller import caller
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
@@ -63,6 +63,4 @@ register_injective_schedule("broadcast_to_like")
 register_gradient("broadcast_to_like", lambda orig, grad: [collapse_sum_like(grad, orig.args[0]), None])
 
 
-def broadcast_to_like(data: Expr, shape_like: Expr) -> Expr:
-    """The input, broadcast to the shape of another tensor, whose elements are not read."""
-    return call("broadcast_to_like", data, shape_like)
+broadcast_to_like = caller("broadcast_to_like")

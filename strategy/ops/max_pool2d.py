@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import REQUIRED, Attrs, field
+from strategy.caller import caller
 from strategy.cpu.pool2d import register_pool2d_rows
 from strategy.cuda.schedule import register_plain_schedule
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.layout import (
     LAYOUTS,
@@ -106,7 +107,7 @@ def max_pool2d_backward_rel(types: Sequence[Type], attrs: MaxPool2DAttrs, report
 
 (
     register_op("max_pool2d")
-    .describe("The largest element of each window.")
+    .describe("The largest element of each window; padding never is the largest.")
     .add_argument("data", "Tensor", "[batch, channels, height, width], in the order of the layout")
     .set_attrs_type(MaxPool2DAttrs)
     .set_support_level(2)
@@ -269,27 +270,4 @@ def max_pool2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [Call("max_pool2d_backward", [grad, orig.args[0]], orig.attrs)]
 
 
-def max_pool2d(
-    data: Expr,
-    pool_size: int | tuple[int, int],
-    strides: int | tuple[int, int] = (1, 1),
-    dilation: int | tuple[int, int] = (1, 1),
-    padding: int | tuple[int, ...] = (0, 0),
-    ceil_mode: bool = False,
-    layout: str = PLAIN,
-) -> Expr:
-    """The largest element of each window; padding never is the largest.
-
-    Args:
-        data: [batch, channels, height, width], in the order of the layout.
-        pool_size: height and width of the window.
-        strides: steps of the window.
-        dilation: distance of the window's elements.
-        padding: one number, (vertical, horizontal), or (top, left, bottom, right).
-        ceil_mode: windows that begin in the image, or before it, may end beyond it and its padding, as PyTorch's.
-        layout: the order of the data's axes, and of the result's: NCHW, NHWC, NCHW8c or NCHW16c.
-    """
-    return call(
-        "max_pool2d", data, pool_size=pool_size, strides=strides, dilation=dilation, padding=padding,
-        ceil_mode=ceil_mode, layout=layout,
-    )
+max_pool2d = caller("max_pool2d")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import Caller, caller
 from strategy.expr import Constant, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
-from strategy.ops.elemwise import caller
 from strategy.ops.reduce import sum as reduce_sum
 from strategy.ops.reshape import reshape, reshape_like
 from strategy.ops.strided_slice import strided_slice
@@ -48,7 +48,7 @@ def _register(
     reference: Callable[[Any, Any], Any],
     gradient: Callable[[Any, Expr, Expr], Expr],
     data: str = "float32[5,19]",
-) -> Callable[..., Expr]:
+) -> Caller:
     """Register an operator, and return the function that calls it.
 
     Args:
@@ -95,7 +95,7 @@ def _register(
     register_injective_schedule(name)
     register_shape_func(name, False, lambda attrs, inputs: [tuple(shape(attrs, inputs[0]))])
     register_gradient(name, lambda orig, grad: [gradient(orig.attrs, orig.args[0], grad)])
-    return caller(name, description, "the input tensor", attrs)
+    return caller(name)
 
 
 class BroadcastToAttrs(Attrs):
@@ -346,7 +346,7 @@ tile = _register(
     check=lambda attrs, reporter, data: None, shape=_tile, place=_place_of_tile,
     reference=lambda x, attrs: numpy_function("tile")(x, attrs.reps), gradient=_tile_grad,
 )
-reverse: Callable[..., Expr] = _register(
+reverse: Caller = _register(
     "reverse", "The elements along an axis in reverse order: flip.", ReverseAttrs, [{"axis": 1}, {}],
     check=_check_axis, shape=lambda attrs, shape: shape,
     place=lambda attrs, index, shape: (
@@ -364,14 +364,14 @@ pad = _register(
     ],
     check=_check_pad, shape=_pad, place=_place_of_pad, reference=_reference_pad, gradient=_pad_grad,
 )
-trilu: Callable[..., Expr] = _register(
+trilu: Caller = _register(
     "trilu", "The upper or the lower triangle of each matrix, zeros elsewhere.", TriluAttrs,
     [{"k": 1}, {"upper": False}], check=_check_trilu, shape=lambda attrs, shape: shape, place=_place_of_trilu,
     reference=lambda x, attrs: numpy_function("triu" if attrs.upper else "tril")(x, attrs.k),
     gradient=lambda attrs, x, grad: trilu(grad, k=attrs.k, upper=attrs.upper),
 )
 
-depth_to_space: Callable[..., Expr] = _register(
+depth_to_space: Caller = _register(
     "depth_to_space", "Blocks of pixels from the parts of the channels, as Relay's nn.depth_to_space.", BlockAttrs,
     [{"block_size": 2}, {"block_size": 2, "mode": "CRD"}], data="float32[2,12,3,5]", check=_check_depth,
     shape=lambda attrs, shape: [
@@ -380,7 +380,7 @@ depth_to_space: Callable[..., Expr] = _register(
     place=_place_in_depth, reference=_depth_to_space,
     gradient=lambda attrs, x, grad: space_to_depth(grad, block_size=attrs.block_size, mode=attrs.mode),
 )
-space_to_depth: Callable[..., Expr] = _register(
+space_to_depth: Caller = _register(
     "space_to_depth", "Parts of the channels from blocks of pixels, as Relay's nn.space_to_depth.", BlockAttrs,
     [{"block_size": 2}, {"block_size": 2, "mode": "CRD"}], data="float32[2,3,6,10]", check=_check_space,
     shape=lambda attrs, shape: [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Expr, call
+from strategy.caller import caller
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.op_strategy import OpStrategy
@@ -107,19 +107,4 @@ register_gradient("one_hot", lambda orig, grad: [None])
 register_shape_func("one_hot", False, lambda attrs, inputs: [tuple(_shape(attrs, inputs[0]))])
 
 
-def one_hot(
-    indices: Expr, depth: int, axis: int = -1, on_value: float = 1, off_value: float = 0, dtype: str = "float32"
-) -> Expr:
-    """For each index, a vector that is on at the index alone.
-
-    Args:
-        indices: integers.
-        depth: the extent of the new axis.
-        axis: the new axis, counted in the result.
-        on_value: the value of the entry that an index names.
-        off_value: the value of all others.
-        dtype: the data type of the result.
-    """
-    return call(
-        "one_hot", indices, depth=depth, axis=axis, on_value=on_value, off_value=off_value, dtype=dtype
-    )
+one_hot = caller("one_hot")

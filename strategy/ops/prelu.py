@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.binding import keep_each
-from strategy.expr import Call, Expr, call
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.opaque import factor
@@ -38,8 +39,8 @@ def prelu_rel(types: Sequence[Type], attrs: PReluAttrs, reporter: TypeReporter) 
 (
     register_op("prelu")
     .describe("Each element x where it is positive, and elsewhere alpha x, with an alpha for each entry of an axis.")
-    .add_argument("data", "Tensor", "The input tensor.")
-    .add_argument("alpha", "Tensor", "The slope of each entry of the axis.")
+    .add_argument("data", "Tensor", "A floating-point tensor.")
+    .add_argument("alpha", "Tensor", "The slope of each entry of the axis, a vector of the same dtype.")
     .set_attrs_type(PReluAttrs)
     .set_support_level(3)
     .add_type_rel("PRelu", prelu_rel)
@@ -91,12 +92,4 @@ def prelu_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [where(positive, grad, slope), vector_grad(where(positive, zeros, grad * x), alpha, axis)]
 
 
-def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Expr:
-    """Each element x where it is positive, and elsewhere alpha x.
-
-    Args:
-        data: a floating-point tensor.
-        alpha: the slope of each entry of the axis, a vector of the same dtype.
-        axis: the axis along which the slopes lie.
-    """
-    return call("prelu", data, alpha, axis=axis)
+prelu = caller("prelu")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import field
+from strategy.caller import caller
 from strategy.cuda.schedule import schedule_plain_cuda
-from strategy.expr import Call, Expr, call
 from strategy.generic_func import GenericFunc
 from strategy.op import (
     TOpPattern,
@@ -37,8 +37,6 @@ from strategy.ops.conv2d import (
 )
 from strategy.ops.conv2d.layout import in_any_layout
 from strategy.ops.conv2d.operator import (
-    DATA,
-    KERNEL,
     Conv2DAttrs,
     conv2d_shape_func,
     convolved,
@@ -56,7 +54,7 @@ _NARROW = ("int8", "uint8")
 class QConv2DAttrs(Conv2DAttrs):
     """Attributes of qconv2d: those of conv2d, and zero points."""
 
-    input_zero_point: int = field(0, "The value of the data that stands for zero", lower=-128, upper=255)
+    input_zero_point: int = field(0, "The value of the data, and its padding, that is zero", lower=-128, upper=255)
     kernel_zero_point: int = field(0, "The value of the weight that stands for zero", lower=-128, upper=255)
     out_dtype: str | None = field(None, "Data type of the sums", choices=("int32",))
 
@@ -77,8 +75,8 @@ def qconv2d_rel(types: Sequence[Type], attrs: QConv2DAttrs, reporter: TypeReport
 (
     register_op("qconv2d")
     .describe("Two-dimensional convolution of 8-bit integers, less their zero points, summed in int32.")
-    .add_argument("data", "Tensor", "[batch, channels, height, width], or as data_layout says")
-    .add_argument("weight", "Tensor", "[out channels, channels / groups, height, width], or as kernel_layout says")
+    .add_argument("data", "Tensor", "int8 or uint8 [batch, channels, height, width], or as data_layout says")
+    .add_argument("weight", "Tensor", "int8 or uint8 [out, channels / groups, height, width], or as kernel_layout says")
     .set_attrs_type(QConv2DAttrs)
     .set_support_level(11)
     .add_type_rel("QConv2D", qconv2d_rel)
@@ -170,33 +168,4 @@ register_flops("qconv2d", flops_conv2d)
 register_strategy("qconv2d", qconv2d_strategy)
 
 
-def qconv2d(
-    data: Expr,
-    weight: Expr,
-    strides: int | tuple[int, int] = (1, 1),
-    padding: int | tuple[int, ...] = (0, 0),
-    dilation: int | tuple[int, int] = (1, 1),
-    groups: int = 1,
-    *,
-    input_zero_point: int = 0,
-    kernel_zero_point: int = 0,
-    channels: int | None = None,
-    kernel_size: int | tuple[int, int] | None = None,
-    data_layout: str = DATA,
-    kernel_layout: str = KERNEL,
-) -> Call:
-    """Two-dimensional convolution of 8-bit integers, less their zero points, summed in int32.
-
-    Args:
-        data: int8 or uint8 [batch, channels, height, width], or as `data_layout` says.
-        weight: int8 or uint8 [out channels, channels / groups, height, width], or as `kernel_layout` says.
-        strides, padding, dilation, groups, channels, kernel_size, data_layout, kernel_layout: as of `conv2d`; what is
-            padded is `input_zero_point`.
-        input_zero_point: what is taken from each number of the data.
-        kernel_zero_point: what is taken from each number of the weight.
-    """
-    return call(
-        "qconv2d", data, weight, strides=strides, padding=padding, dilation=dilation, groups=groups,
-        input_zero_point=input_zero_point, kernel_zero_point=kernel_zero_point, channels=channels,
-        kernel_size=kernel_size, data_layout=data_layout, kernel_layout=kernel_layout,
-    )
+qconv2d = caller("qconv2d")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.caller import caller
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -63,8 +63,8 @@ def qdense_rel(types: Sequence[Type], attrs: QDenseAttrs, reporter: TypeReporter
 (
     register_op("qdense")
     .describe("(data - zero point) · (weight - zero point)ᵀ of 8-bit integers, summed in int32.")
-    .add_argument("data", "Tensor", "[m, k]")
-    .add_argument("weight", "Tensor", "[n, k]")
+    .add_argument("data", "Tensor", "int8 or uint8 [m, k]")
+    .add_argument("weight", "Tensor", "int8 or uint8 [n, k]")
     .set_attrs_type(QDenseAttrs)
     .set_support_level(11)
     .add_type_rel("QDense", qdense_rel)
@@ -121,19 +121,4 @@ register_reduce_schedule("qdense")
 register_cpu_implementations("qdense", _add_products)
 
 
-def qdense(
-    data: Expr, weight: Expr, *, input_zero_point: int = 0, kernel_zero_point: int = 0, units: int | None = None
-) -> Call:
-    """(data - zero point) · (weight - zero point)ᵀ of 8-bit integers, summed in int32.
-
-    Args:
-        data: int8 or uint8 [m, k].
-        weight: int8 or uint8 [n, k].
-        input_zero_point: what is taken from each number of the data.
-        kernel_zero_point: what is taken from each number of the weight.
-        units: n, where the weight's type is to be inferred from it.
-    """
-    return call(
-        "qdense", data, weight,
-        input_zero_point=input_zero_point, kernel_zero_point=kernel_zero_point, units=units,
-    )
+qdense = caller("qdense")

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import Caller, caller
 from strategy.cpu.binding import keep_each
-from strategy.document import documented
-from strategy.expr import Call, Expr, call
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.pattern import register_broadcast_schedule, register_injective_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
@@ -45,7 +44,7 @@ def _register(
     attrs: type[DequantizeAttrs],
     element: Callable[..., Any],
     example: tuple[dict[str, str], dict[str, Any]],
-) -> Callable[..., Call]:
+) -> Caller:
     """Register an operator, and return the function that calls it.
 
     Args:
@@ -109,10 +108,7 @@ def _register(
     (register_injective_schedule if injective else register_broadcast_schedule)(name)
     register_shape_func(name, False, elemwise_shape_func)
 
-    def function(data: Expr, *numbers: Expr, axis: int = -1, **more: Any) -> Call:
-        return call(name, data, *numbers, axis=axis, **more)
-
-    return documented(function, name, description, {a.name: a.description for a in op.arguments}, attrs)
+    return caller(name)
 
 
 def _out_dtype(attrs: DequantizeAttrs) -> str:

@@ -1,5 +1,4 @@
 """The same elements in another shape: reshape, reshape_like, expand_dims and squeeze."""
-# Over 300 lines: four operators that share their compute.
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field, repeated
+from strategy.caller import Caller, caller
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
@@ -118,7 +118,7 @@ def reshape_like_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporter
 class ExpandDimsAttrs(Attrs):
     """Attributes of expand_dims. `axis` may be given as one integer."""
 
-    axis: tuple[int, ...] = field(description="Axes of extent 1 that are new in the result", form=repeated(1))
+    axis: tuple[int, ...] = field(description="The new axes, of extent 1, counted in the result", form=repeated(1))
 
 
 class SqueezeAttrs(Attrs):
@@ -288,31 +288,6 @@ def reshape(data: Expr, newshape: Sequence[int]) -> Expr:
     return call("reshape", data, newshape=tuple(newshape))
 
 
-def reshape_like(data: Expr, shape_like: Expr) -> Expr:
-    """The elements of `data` in the shape of `shape_like`.
-
-    Args:
-        data: the input tensor.
-        shape_like: the tensor whose shape the result has.
-    """
-    return call("reshape_like", data, shape_like)
-
-
-def expand_dims(data: Expr, axis: int | tuple[int, ...]) -> Expr:
-    """Insert axes of extent 1.
-
-    Args:
-        data: the input tensor.
-        axis: where the result has them, counted in the result as NumPy does.
-    """
-    return call("expand_dims", data, axis=axis)
-
-
-def squeeze(data: Expr, axis: int | tuple[int, ...] | None = None) -> Expr:
-    """Take away axes of extent 1.
-
-    Args:
-        data: the input tensor.
-        axis: the axes to take away; default: all of extent 1.
-    """
-    return call("squeeze", data, axis=axis)
+reshape_like: Caller = caller("reshape_like")
+expand_dims = caller("expand_dims")
+squeeze = caller("squeeze")

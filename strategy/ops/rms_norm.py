@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.row import reader, reduce_row, register_rows, row_extents
 from strategy.cuda.rowwise import register_row_implementations
 from strategy.expr import Call, Expr, call, const
@@ -51,7 +52,7 @@ def rms_norm_rel(types: Sequence[Type], attrs: RMSNormAttrs, reporter: TypeRepor
 (
     register_op("rms_norm")
     .describe("x / sqrt(mean(x²) + epsilon) * gamma, with the mean along an axis, as ONNX's RMSNormalization.")
-    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("data", "Tensor", "A floating-point tensor.")
     .add_argument("gamma", "Tensor", "The scale of each entry of the axis, of the data's dtype or of float32.")
     .set_attrs_type(RMSNormAttrs)
     .set_support_level(1)
@@ -133,13 +134,4 @@ def rms_norm_grad(orig: Call, grad: Expr) -> list[Expr]:
     ]
 
 
-def rms_norm(data: Expr, gamma: Expr, axis: int = -1, epsilon: float = 1e-5) -> Expr:
-    """Divide each vector along an axis by the root of the mean of its squares, then scale it.
-
-    Args:
-        data: a floating-point tensor.
-        gamma: the scale of each entry of the axis, a vector.
-        axis: the axis along which the mean is taken.
-        epsilon: added to the mean of the squares.
-    """
-    return call("rms_norm", data, gamma, axis=axis, epsilon=epsilon)
+rms_norm = caller("rms_norm")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.caller import caller
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
 from strategy.ops.broadcast import collapse_sum_like
@@ -112,13 +113,4 @@ def rotary_embedding_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [rotary_embedding(grad, cos, -sin, interleaved), paired(grad * x), paired(grad * right)]
 
 
-def rotary_embedding(data: Expr, cos: Expr, sin: Expr, interleaved: bool = False) -> Expr:
-    """Turn pairs of each vector of a head by the angles of its position.
-
-    Args:
-        data: a floating-point tensor, [batch, heads, m, d].
-        cos: the cosine of each position's angles, [m, d / 2].
-        sin: the sine of each position's angles, [m, d / 2].
-        interleaved: pairs are neighbours; default: an element and the one half a vector on.
-    """
-    return call("rotary_embedding", data, cos, sin, interleaved=interleaved)
+rotary_embedding = caller("rotary_embedding")

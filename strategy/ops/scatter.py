@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from strategy.caller import caller
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, register_compute, register_op, register_reference
@@ -20,8 +21,11 @@ from strategy.types import Type
     register_op("scatter")
     .describe("The data, with each update in the place that its index along an axis says, the last of several.")
     .add_argument("data", "Tensor", "The tensor that is written into, of numbers.")
-    .add_argument("indices", "Tensor", "Integers; those below 0, or beyond the axis, write nowhere.")
-    .add_argument("updates", "Tensor", "The values to write, for each index.")
+    .add_argument(
+        "indices", "Tensor",
+        "Integers, with the extents of the data but along the axis; those below 0, or beyond it, write nowhere.",
+    )
+    .add_argument("updates", "Tensor", "The value to write for each index; of several for a place, the last.")
     .set_attrs_type(GatherAttrs)
     .set_support_level(10)
     .add_type_rel("Scatter", scatter_add_rel)
@@ -85,13 +89,4 @@ def scatter_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [call("scatter", grad, indices, nothing, axis=axis), None, where(equal(writers, turn), taken, nothing)]
 
 
-def scatter(data: Expr, indices: Expr, updates: Expr, axis: int = 0) -> Expr:
-    """The data, with each update in the place that its index along an axis says.
-
-    Args:
-        data: a tensor of numbers.
-        indices: integers, with the extents of the data but along the axis; those below 0, or beyond it, write nowhere.
-        updates: a value for each index; of several for a place the last one counts.
-        axis: the axis that is indexed.
-    """
-    return call("scatter", data, indices, updates, axis=axis)
+scatter = caller("scatter")

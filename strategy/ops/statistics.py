@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import field
+from strategy.caller import Caller, caller
 from strategy.cpu.elementary import exp
-from strategy.document import documented
 from strategy.expr import Call, Expr, call, const
 from strategy.gradient import register_gradient
 from strategy.op import (
@@ -47,7 +47,7 @@ def _register(
     require: Requirement = require_float,
     attrs: type[ReduceAttrs] = ReduceAttrs,
     nonempty: bool = True,
-) -> Callable[..., Expr]:
+) -> Caller:
     """Register a statistic, and return the function that calls it.
 
     Args:
@@ -93,10 +93,7 @@ def _register(
     register_shape_func(name, False, reduce_shape_func)
     register_gradient(name, lambda orig, grad: [gradient and gradient(orig, kept(orig, grad))])
 
-    def function(data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, **more: Any) -> Expr:
-        return call(name, data, axis=axis, keepdims=keepdims, **more)
-
-    return documented(function, name, description, {"data": "the input tensor"}, attrs)
+    return caller(name)
 
 
 def _size(attrs: ReduceAttrs, shape: Sequence[Any]) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.caller import caller
+from strategy.expr import Call, Expr
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -30,10 +31,10 @@ class TakeAttrs(Attrs):
 
     axis: int | None = field(None, "The axis that is indexed; default: the flattened input")
     mode: str = field(
-        "clip", "Indices out of range: the nearest that is in range, or modulo the extent",
+        "clip", "Indices out of range: the nearest that is in range, 0 for negative ones, or modulo the extent",
         choices=("clip", "wrap"),
     )
-    batch_dims: int = field(0, "The first axes of both tensors that are gone along together", lower=0)
+    batch_dims: int = field(0, "The first axes, which both tensors share: each entry has indices of its own", lower=0)
 
 
 def _taken(attrs: TakeAttrs, data: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
@@ -83,7 +84,7 @@ def take_backward_rel(types: Sequence[Type], attrs: TakeAttrs, reporter: TypeRep
     register_op("take")
     .describe("Elements of a tensor by their indices along an axis.")
     .add_argument("data", "Tensor", "The tensor that is indexed.")
-    .add_argument("indices", "Tensor", "Integers.")
+    .add_argument("indices", "Tensor", "Integers; the result has their shape in place of the axis.")
     .set_attrs_type(TakeAttrs)
     .set_support_level(3)
     .add_type_rel("Take", take_rel)
@@ -232,17 +233,4 @@ def take_grad(orig: Call, grad: Expr) -> list[Expr | None]:
 register_gradient("take_backward", lambda orig, grad: [Call("take", [grad, orig.args[1]], orig.attrs), None, None])
 
 
-def take(
-    data: Expr, indices: Expr, axis: int | None = None, mode: str = "clip", batch_dims: int = 0
-) -> Expr:
-    """Elements of a tensor by their indices along an axis.
-
-    Args:
-        data: the tensor that is indexed.
-        indices: integers; the result has their shape in place of the axis.
-        axis: the axis that is indexed; default: the flattened input.
-        mode: of indices that are out of range: "clip" takes the nearest that is not (negative ones
-            are 0), "wrap" counts modulo the extent.
-        batch_dims: the number of first axes that both tensors share: each entry of data has indices of its own.
-    """
-    return call("take", data, indices, axis=axis, mode=mode, batch_dims=batch_dims)
+take = caller("take")

@@ -24,7 +24,7 @@ def distances(default: Any = (1, 1), description: str = "Distance of the window'
     return field(default, description, lower=1, upper=_FARTHEST, form=pair)
 
 
-def padding_sides(description: str = "Top, left, bottom, right") -> Any:
+def padding_sides(description: str = "Top, left, bottom, right; or vertical, horizontal; or one number") -> Any:
     """Declare padding, by default none."""
     return field((0, 0, 0, 0), description, lower=0, upper=_FARTHEST, form=four_sides)
 

@@ -7,12 +7,12 @@ As Relay's nn.adaptive_avg_pool2d and nn.adaptive_max_pool2d: window i of o over
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import REQUIRED, Attrs, field
-from strategy.document import documented
-from strategy.expr import Call, Constant, Expr, call
+from strategy.caller import Caller, caller
+from strategy.expr import Call, Constant, Expr
 from strategy.gradient import gradient, register_gradient
 from strategy.layout import (
     LAYOUTS,
@@ -73,7 +73,7 @@ def _longest(extent: Any, size: int) -> Any:
     return (extent + size - 1) // size + 1
 
 
-def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]:
+def _register(name: str, description: str, *, mean: bool) -> Caller:
     """Register an operator, and return the function that calls it."""
 
     def relation(types: Sequence[Type], attrs: AdaptivePool2DAttrs, reporter: TypeReporter) -> bool:
@@ -159,11 +159,7 @@ def _register(name: str, description: str, *, mean: bool) -> Callable[..., Expr]
     register_reduce_schedule(name)
     register_shape_func(name, False, shape_func)
 
-    def function(data: Expr, output_size: int | tuple[int, int], layout: str = PLAIN) -> Expr:
-        return call(name, data, output_size=output_size, layout=layout)
-
-    data = {"data": "[batch, channels, height, width], in the order of the layout"}
-    return documented(function, name, description, data, AdaptivePool2DAttrs)
+    return caller(name)
 
 
 adaptive_avg_pool2d = _register(

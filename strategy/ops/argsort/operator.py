@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Expr, call
+from strategy.caller import caller
+from strategy.expr import Expr
 from strategy.gradient import register_gradient
 from strategy.op import TOpPattern, TypeReporter, register_op, register_reference
 from strategy.ops.gather import gather
@@ -40,7 +41,7 @@ def argsort_rel(types: Sequence[Type], attrs: ArgsortAttrs, reporter: TypeReport
     .describe(
         "The indices that put the elements along an axis in order; equal ones stay in theirs."
     )
-    .add_argument("data", "Tensor", "The input tensor.")
+    .add_argument("data", "Tensor", "A tensor of numbers.")
     .set_attrs_type(ArgsortAttrs)
     .set_support_level(6)
     .add_type_rel("Argsort", argsort_rel)
@@ -82,13 +83,4 @@ def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Expr:
     return gather(data, argsort(data, axis, is_ascend), axis)
 
 
-def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Expr:
-    """The indices that put the elements along an axis in order; equal ones stay in theirs.
-
-    Args:
-        data: a tensor of numbers.
-        axis: the axis along which the elements are ordered.
-        is_ascend: the smallest first; otherwise the largest.
-        dtype: data type of the indices.
-    """
-    return call("argsort", data, axis=axis, is_ascend=is_ascend, dtype=dtype)
+argsort = caller("argsort")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import (
@@ -35,7 +36,7 @@ class BatchMatmulAttrs(Attrs):
     """Attributes of batch_matmul."""
 
     transpose_a: bool = field(False, "The matrices of x are given transposed")
-    transpose_b: bool = field(True, "The matrices of y are given transposed")
+    transpose_b: bool = field(True, "The matrices of y are given transposed, as weights are")
     out_dtype: str | None = field(
         None, "Data type of the sums and the output; default: that of the data", choices=SUMS
     )
@@ -71,8 +72,8 @@ def batch_matmul_rel(types: Sequence[Type], attrs: BatchMatmulAttrs, reporter: T
     .describe(
         "The product of two matrices for each entry of a batch; y is transposed by default."
     )
-    .add_argument("x", "Tensor", "[batch, m, k]")
-    .add_argument("y", "Tensor", "[batch, n, k]")
+    .add_argument("x", "Tensor", "[batch, m, k]; [batch, k, m] with transpose_a")
+    .add_argument("y", "Tensor", "[batch, n, k]; [batch, k, n] without transpose_b. A batch of 1 is used for all")
     .set_attrs_type(BatchMatmulAttrs)
     .set_support_level(10)
     .add_type_rel("BatchMatmul", batch_matmul_rel)
@@ -135,18 +136,4 @@ def batch_matmul_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [collapse_sum_like(dx, x), collapse_sum_like(dy, y)]
 
 
-def batch_matmul(
-    x: Expr, y: Expr, transpose_a: bool = False, transpose_b: bool = True, out_dtype: str | None = None
-) -> Expr:
-    """The product of two matrices for each entry of a batch.
-
-    Args:
-        x: [batch, m, k]; [batch, k, m] with `transpose_a`.
-        y: [batch, n, k]; [batch, k, n] without `transpose_b`. A batch of 1 is used for all.
-        transpose_a: the matrices of x are given transposed.
-        transpose_b: the matrices of y are given transposed, as weights are.
-        out_dtype: data type of the sums and the result; needed for integers of 8 and 16 bits.
-    """
-    return call(
-        "batch_matmul", x, y, transpose_a=transpose_a, transpose_b=transpose_b, out_dtype=out_dtype
-    )
+batch_matmul = caller("batch_matmul")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cuda.schedule import register_plain_schedule
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
@@ -33,10 +34,10 @@ class Conv2DTransposeAttrs(Attrs):
     strides: tuple[int, int] = distances((1, 1), "Distance in the result of the data's elements")
     padding: tuple[int, int, int, int] = padding_sides("Top, left, bottom, right: cut off the result")
     output_padding: tuple[int, int] = field(
-        (0, 0), "Rows and columns more at the end, fewer than strides", lower=0, form=pair
+        (0, 0), "Rows and columns more at the end of the result, fewer than strides", lower=0, form=pair
     )
     dilation: tuple[int, int] = distances()
-    groups: int = field(1, "Input channels are split into this many groups", lower=1)
+    groups: int = field(1, "Input and output channels are split into this many groups", lower=1)
 
     def image(self, extents: Sequence[Any], window: Sequence[Any]) -> list[Any]:
         """Height and width of the result: of numbers, or of dimensions."""
@@ -145,27 +146,4 @@ def conv2d_transpose_grad(orig: Call, grad: Expr) -> list[Expr]:
     ]
 
 
-def conv2d_transpose(
-    data: Expr,
-    weight: Expr,
-    strides: int | tuple[int, int] = (1, 1),
-    padding: int | tuple[int, ...] = (0, 0),
-    output_padding: int | tuple[int, int] = (0, 0),
-    dilation: int | tuple[int, int] = (1, 1),
-    groups: int = 1,
-) -> Expr:
-    """The data spread by the weight: a transposed convolution.
-
-    Args:
-        data: [batch, channels, height, width].
-        weight: [channels, out channels / groups, height, width].
-        strides: distance in the result of the data's elements.
-        padding: what is cut off the result: one number, (vertical, horizontal), or (top, left, bottom, right).
-        output_padding: rows and columns more at the end of the result, fewer than strides.
-        dilation: distance of the window's elements.
-        groups: input and output channels are split into this many groups, each of which reads its own.
-    """
-    return call(
-        "conv2d_transpose", data, weight, strides=strides, padding=padding, output_padding=output_padding,
-        dilation=dilation, groups=groups,
-    )
+conv2d_transpose = caller("conv2d_transpose")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs
+from strategy.caller import caller
 from strategy.expr import Call, Expr, call
 from strategy.gradient import register_gradient
 from strategy.op import (
@@ -65,7 +66,7 @@ def grouped_dense_rel(types: Sequence[Type], attrs: Attrs, reporter: TypeReporte
         "groups one after the other; rows behind the last group are 0. As PyTorch's grouped_mm and JAX's ragged_dot."
     )
     .add_argument("data", "Tensor", "[m, k]")
-    .add_argument("weight", "Tensor", "[g, n, k]")
+    .add_argument("weight", "Tensor", "[g, n, k], of the dtype of the data")
     .add_argument("ends", "Tensor", "int32 [g]: the row behind each group, of which the first behind a row is its own")
     .set_support_level(11)
     .add_type_rel("GroupedDense", grouped_dense_rel)
@@ -136,12 +137,4 @@ def grouped_dense_grad(orig: Call, grad: Expr) -> list[Expr | None]:
     return [grouped_dense(grad, call("transpose", weight, axes=(0, 2, 1)), ends), dweight, None]
 
 
-def grouped_dense(data: Expr, weight: Expr, ends: Expr) -> Call:
-    """The product of each row with the transposed weight of its group; 0 behind the last group.
-
-    Args:
-        data: [m, k], the rows of a group side by side, and the groups one after the other.
-        weight: [g, n, k], of the dtype of the data.
-        ends: int32 [g], the row behind each group. A row is of the first group whose end is behind it.
-    """
-    return call("grouped_dense", data, weight, ends)
+grouped_dense = caller("grouped_dense")

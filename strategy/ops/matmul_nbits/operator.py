@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Expr, call
+from strategy.caller import caller
 from strategy.op import (
     TOpPattern,
     TypeReporter,
@@ -75,8 +75,10 @@ def matmul_nbits_rel(types: Sequence[Type], attrs: MatMulNBitsAttrs, reporter: T
     register_op("matmul_nbits")
     .describe("data · weightᵀ with a weight of 4 or 8 bits, scaled by blocks, as ONNX Runtime's MatMulNBits.")
     .add_argument("data", "Tensor", "[m, k]")
-    .add_argument("weight", "Tensor", "uint8 [n, blocks, block_size · bits / 8]: the first number in the lowest bits")
-    .add_argument("scales", "Tensor", "[n, blocks]")
+    .add_argument(
+        "weight", "Tensor", "uint8 [n, blocks, block_size · bits / 8]: the first in the lowest bits; 2^(bits - 1) is 0"
+    )
+    .add_argument("scales", "Tensor", "[n, blocks], of the dtype of the data")
     .set_attrs_type(MatMulNBitsAttrs)
     .set_support_level(11)
     .add_type_rel("MatMulNBits", matmul_nbits_rel)
@@ -171,19 +173,4 @@ register_shape_func("matmul_nbits", False, lambda attrs, inputs: [(inputs[0][0],
 register_reduce_schedule("matmul_nbits")
 
 
-def matmul_nbits(
-    data: Expr, weight: Expr, scales: Expr, *, bits: int = 4, block_size: int = 32, accuracy_level: int = 0
-) -> Call:
-    """Data · weightᵀ with a weight of 4 or 8 bits, scaled by blocks.
-
-    Args:
-        data: [m, k].
-        weight: uint8 [n, blocks, block_size · bits / 8], the first number in the lowest bits; 2^(bits - 1) is 0.
-        scales: [n, blocks], of the dtype of the data.
-        bits: 4 or 8.
-        block_size: numbers along k that share a scale, an even number.
-        accuracy_level: 0 multiplies the data as they are; 4 rounds them to 8 bits for each block.
-    """
-    return call(
-        "matmul_nbits", data, weight, scales, bits=bits, block_size=block_size, accuracy_level=accuracy_level
-    )
+matmul_nbits = caller("matmul_nbits")

@@ -8,9 +8,8 @@ from functools import wraps
 from typing import Any
 
 from strategy.attrs import Attrs, AttrsError, field, repeated
+from strategy.caller import Caller, caller
 from strategy.cpu.binding import is_cpu
-from strategy.document import documented
-from strategy.expr import Expr, call
 from strategy.op import (
     TOpPattern,
     TypeRelation,
@@ -133,12 +132,12 @@ def _register(
     require: Requirement = require_number,
     *,
     nonempty: bool = False,
-) -> Callable[..., Expr]:
+) -> Caller:
     """Register a reduction, and return the function that calls it."""
     (
         register_op(name)
         .describe(description)
-        .add_argument("data", "Tensor", "The input tensor.")
+        .add_argument("data", "Tensor", f"A tensor of {KINDS[require]}.")
         .set_attrs_type(ReduceAttrs)
         .set_support_level(4)
         .add_type_rel("Reduce", reduce_relation(require, nonempty=nonempty))
@@ -157,12 +156,7 @@ def _register(
     register_reduce_schedule(name)
     register_shape_func(name, False, reduce_shape_func)
 
-    def function(
-        data: Expr, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, exclude: bool = False
-    ) -> Expr:
-        return call(name, data, axis=axis, keepdims=keepdims, exclude=exclude)
-
-    return documented(function, name, description, {"data": f"a tensor of {KINDS[require]}"}, ReduceAttrs)
+    return caller(name)
 
 
 def _by_topi(name: str) -> Compute:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
-from strategy.expr import Call, Constant, Expr, call
+from strategy.caller import caller
+from strategy.expr import Call, Constant, Expr
 from strategy.gradient import register_gradient
 from strategy.op import (
     TOpPattern,
@@ -192,25 +193,4 @@ def resize2d_grad(orig: Call, grad: Expr) -> list[Expr]:
     return [matmul(left, matmul(grad, right))]
 
 
-def resize2d(
-    data: Expr,
-    size: int | tuple[int, int],
-    method: str = "linear",
-    coordinate_transformation_mode: str = "half_pixel",
-    rounding_method: str = "round_prefer_floor",
-    cubic_alpha: float = -0.75,
-) -> Expr:
-    """An image at another size, by the nearest pixel or by interpolation.
-
-    Args:
-        data: [batch, channels, height, width].
-        size: height and width of the result.
-        method: "nearest_neighbor", "linear" or "cubic".
-        coordinate_transformation_mode: "half_pixel", "align_corners" or "asymmetric".
-        rounding_method: of the nearest pixel: "round_prefer_floor", "round_prefer_ceil", "floor" or "ceil".
-        cubic_alpha: the coefficient of cubic interpolation.
-    """
-    return call(
-        "resize2d", data, size=size, method=method, rounding_method=rounding_method,
-        coordinate_transformation_mode=coordinate_transformation_mode, cubic_alpha=cubic_alpha,
-    )
+resize2d = caller("resize2d")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategy.attrs import Attrs, field
+from strategy.caller import caller
 from strategy.cpu.elementary import exp
 from strategy.cpu.row import keep_row, reader, reduce_row, register_rows, row_extents
 from strategy.cuda.rowwise import register_row_implementations
@@ -272,12 +273,4 @@ def softmax(data: Expr, axis: int = -1, scale: float = 1.0, bias: Expr | None = 
     return call("softmax_bias", data, bias, axis=axis, scale=scale)
 
 
-def log_softmax(data: Expr, axis: int = -1, scale: float = 1.0) -> Expr:
-    """The logarithm of softmax along an axis, computed without overflow.
-
-    Args:
-        data: a floating-point tensor.
-        axis: the axis along which the exponentials of the elements sum to 1.
-        scale: the factor of the elements.
-    """
-    return call("log_softmax", data, axis=axis, scale=scale)
+log_softmax = caller("log_softmax")
