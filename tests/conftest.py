@@ -410,6 +410,15 @@ def postgres_url(new_postgres: Callable[[], AbstractContextManager[str]]) -> Ite
 
 
 @pytest.fixture
+def signals_kept() -> Iterator[None]:
+    """Put the handlers of signals back."""
+    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+@pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     """The URL of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'plevel.db'}"

@@ -19,7 +19,6 @@ import sqlalchemy as sa
 
 from plevel import Client, UnreachableError, plevel_database
 from plevel.cli.location import locate
-from plevel.cli.main import main
 from plevel.direct import connect
 from service.context import SELECTIONS
 from service.formats import ImportedRecord, Task
@@ -34,6 +33,7 @@ from strategy.select.dispatch import dispatch
 from strategy.select.lock import Lock, LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.command import run_command
 from tests.integration.process import Service, Start
 from tests.limit import HANG_S
 from tests.serve import serve
@@ -105,11 +105,7 @@ def plevel(
         monkeypatch.delenv(name, raising=False)
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, captured.out, captured.err
+        return run_command(*arguments), *capsys.readouterr()
 
     return call
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from plevel.cli.main import main
 from plevel.database import plevel_database
 from plevel.direct import connect
 from plevel.embedded import make_folder
@@ -17,6 +16,7 @@ from service.errors import DatabaseError
 from service.store import backup, migration
 from service.store.db import Store, normal_url, show_url
 from strategy.select import Reason, select
+from tests.command import run_command
 from tests.integration.process import Start
 from tests.integration.test_asking import TARGET, dense, fill
 
@@ -65,11 +65,9 @@ def test_each_place_that_names_a_file_opens_it(
     monkeypatch.setenv("PLEVEL_DATABASE", str(named))
     monkeypatch.chdir(named.parent)
     for option in ([], ["--database", str(named)], ["--database", named.name], ["--database", url_of(named)]):
-        monkeypatch.setattr("sys.argv", ["plevel", "coverage", "--json", *option])
-        with pytest.raises(SystemExit) as end:
-            main()
+        ended = run_command("coverage", "--json", *option)
         said = capsys.readouterr()
-        assert not end.value.code, said.err
+        assert not ended, said.err
         assert said.out.count('"task_id"') == 3
     service = start(str(named))
     assert len(service.http.get("/v1/records").json()["records"]) == 3

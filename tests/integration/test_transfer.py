@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from plevel.cli.main import main
 from plevel.client import Client, ServiceError
 from plevel.direct import connect
 from service.formats import parquet
 from strategy.record import to_json
 from strategy.select import Reason
 from strategy.target import Target
+from tests.command import run_command
 from tests.integration.process import Service
 from tests.integration.test_import import DATA, items_of, records_of
 from tests.limit import HANG_S
@@ -164,10 +164,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.delenv(name)
 
     def run(*arguments: str, code: int = 0) -> str:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
+        ended = run_command(*arguments)
         captured = capsys.readouterr()
-        assert ended.value.code == code, captured.err
+        assert ended == code, captured.err
         return captured.out if code == 0 else captured.err
 
     return run

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from plevel.cli.main import main
 from plevel.cli.processor import check_name
 from strategy.compile.processor import misnamed_processor
 from strategy.extern import find_library
@@ -23,6 +22,7 @@ from strategy.op_strategy import Candidate, candidates
 from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.command import run_command
 from tests.limit import HANG_S
 from workers.verification import VerificationError
 
@@ -74,9 +74,7 @@ def test_a_mistyped_processor_is_refused_before_records_are_asked_for(
     model = tmp_path / "model.toml"
     model.write_text('[[workloads]]\nworkload = "relu(data=float32[64])"\n')
     asked = (str(model), "-o", str(tmp_path / "x.lock")) if command == "lock" else SMALL
-    with pytest.raises(SystemExit) as ended:
-        main([command, *asked, "--target", f"llvm {spec}"])
-    assert ended.value.code == 2
+    assert run_command(command, *asked, "--target", f"llvm {spec}") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"plevel: --target: {said}")
     assert sorted(tmp_path.iterdir()) == [model]
@@ -140,10 +138,7 @@ def printed(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([*arguments])
-        assert isinstance(ended.value.code, int)
-        return ended.value.code, *capsys.readouterr()
+        return run_command(*arguments), *capsys.readouterr()
 
     return call
 
@@ -393,13 +388,13 @@ def test_build_verifies_what_it_has_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (VerificationError("it writes outside of output"), "1", "--verify: it writes outside of output"),
-        (KeyboardInterrupt(), "130", ""),
+        (VerificationError("it writes outside of output"), 1, "--verify: it writes outside of output"),
+        (KeyboardInterrupt(), 130, ""),
     ],
 )
 def test_build_keeps_no_library_that_must_not_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    error: BaseException, code: str, said: str,
+    error: BaseException, code: int, said: str,
 ) -> None:
     def refuse(*arguments: Any) -> int:
         raise error
@@ -408,8 +403,7 @@ def test_build_keeps_no_library_that_must_not_be_used(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     output = tmp_path / "libdense.so"
     named = ("-I", "dense_nopack.cpu", "-t", "llvm -num-cores=2", "-o", str(output), "--verify")
-    with pytest.raises(SystemExit, match=f"^{code}$"):
-        main(["build", *SMALL, *named])
+    assert run_command("build", *SMALL, *named) == code
     assert said in capsys.readouterr().err
     assert not output.exists() and not output.with_suffix(".h").exists()
 

@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from plevel.cli.main import main
 from strategy.compile.cuda import compile_cuda, emit
 from strategy.compile.lower import lower
 from strategy.cuda.compiler import Compiled, Compiler, compile_cached, find_nvcc, find_nvrtc
@@ -26,6 +25,7 @@ from strategy.record import ErrorKind, JobEntry
 from strategy.space import Config
 from strategy.target import Target, TargetError
 from strategy.workload import Workload
+from tests.command import run_command
 from tests.kernel.test_cuda_ops import PLAIN, TUNABLE
 from workers.builder import Build, build
 
@@ -307,13 +307,6 @@ SOFTMAX = (
 )
 
 
-def plevel(*arguments: str) -> int:
-    """A command in this process; its exit code."""
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return end.value.code
-
-
 @compiled
 def test_build_writes_a_cubin_with_its_source_and_launches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -321,7 +314,7 @@ def test_build_writes_a_cubin_with_its_source_and_launches(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     cubin = tmp_path / "softmax.cubin"
     chosen = ("-c", "threads=64", "-c", "vector=1", "-c", "rows=1")
-    assert plevel("build", *SOFTMAX, *chosen, "-o", str(cubin)) == 0
+    assert run_command("build", *SOFTMAX, *chosen, "-o", str(cubin)) == 0
     assert "main_kernel: " in capsys.readouterr().out
     assert "main_kernel" in read_usage(cubin.read_bytes())
     plan = json.loads(cubin.with_suffix(".json").read_text())
@@ -331,9 +324,9 @@ def test_build_writes_a_cubin_with_its_source_and_launches(
 
 
 def test_show_prints_cuda(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plevel("show", *SOFTMAX, "--as", "cuda") == 0
+    assert run_command("show", *SOFTMAX, "--as", "cuda") == 0
     assert "__global__ void" in capsys.readouterr().out
-    assert plevel("show", *SOFTMAX, "--as", "llvm") == 2
+    assert run_command("show", *SOFTMAX, "--as", "llvm") == 2
     assert "not available for" in capsys.readouterr().err
 
 
@@ -350,9 +343,9 @@ def test_build_for_cuda_says_what_is_missing(
         "-t",
         "cuda -arch=sm_80",
     )
-    assert plevel("build", *dense, *output) == 2
+    assert run_command("build", *dense, *output) == 2
     assert "name one --implementation" in capsys.readouterr().err
-    assert plevel("build", *SOFTMAX[:-1], "cuda", *output) == 2
+    assert run_command("build", *SOFTMAX[:-1], "cuda", *output) == 2
     assert "write cuda -arch=sm_90" in capsys.readouterr().err
 
 

@@ -16,28 +16,22 @@ onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from plevel.cli.main import main  # noqa: E402
+from tests.command import run_command  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("builds")
 SAMPLE = Path(__file__).parents[1] / "data" / "model.onnx"  # of make_onnx.py
 
 
-def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as done:
-        main([str(a) for a in arguments])
-    return int(done.value.code or 0)
-
-
 @pytest.fixture
 def sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     out = tmp_path / "model.so"
-    assert call("compile", SAMPLE, "-o", out, "--dim", "batch=2", "--threads", "2", "--no-verify") == 0
+    assert run_command("compile", SAMPLE, "-o", out, "--dim", "batch=2", "--threads", "2", "--no-verify") == 0
     capsys.readouterr()
     return out
 
 
 def test_each_step_has_its_time(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("profile", sample, "--seconds", "0.1", "--json") == 0
+    assert run_command("profile", sample, "--seconds", "0.1", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     manifest = json.loads(sample.with_suffix(".json").read_text())
     assert [s["workload"] for s in found["steps"]] == [s.get("workload") for s in manifest["steps"]]
@@ -49,7 +43,7 @@ def test_each_step_has_its_time(sample: Path, capsys: pytest.CaptureFixture[str]
 
 def test_steps_of_a_workload_are_together(sample: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads(sample.with_suffix(".json").read_text())
-    assert call("profile", sample, "--seconds", "0.1") == 0
+    assert run_command("profile", sample, "--seconds", "0.1") == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line for line in lines if "(data=" in line or "(x=" in line]
     counts = [int(line.split()[0]) for line in rows]
@@ -59,7 +53,7 @@ def test_steps_of_a_workload_are_together(sample: Path, capsys: pytest.CaptureFi
         "100 % of the time is in kernels that no measurement chose: plevel extract the model, plevel tune -f its file, "
         "and compile again"
     )
-    assert call("profile", sample, "--seconds", "0.1", "--steps") == 0
+    assert run_command("profile", sample, "--seconds", "0.1", "--steps") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "(data=" in line or "(x=" in line]
     assert len(rows) == len(manifest["steps"])
 
@@ -73,9 +67,9 @@ def test_the_time_is_in_the_step_that_takes_it(tmp_path: Path, capsys: pytest.Ca
     graph = helper.make_graph(nodes, "two", ports[:1], ports[1:], weights)
     path, out = tmp_path / "two.onnx", tmp_path / "two.so"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    assert call("compile", path, "-o", out, "--threads", "1", "--no-verify") == 0
+    assert run_command("compile", path, "-o", out, "--threads", "1", "--no-verify") == 0
     capsys.readouterr()
-    assert call("profile", out, "--seconds", "0.1", "--json") == 0
+    assert run_command("profile", out, "--seconds", "0.1", "--json") == 0
     small, large = json.loads(capsys.readouterr().out)["steps"]
     assert small["median_s"] < large["median_s"]
 
@@ -85,8 +79,8 @@ def test_symbolic_sizes_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[
     graph = helper.make_graph([helper.make_node("Concat", ["x", "x"], ["y"], axis=1)], "pair", ports[:1], ports[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "p.onnx")
     out = tmp_path / "p.so"
-    assert call("compile", tmp_path / "p.onnx", "-o", out, "--threads", "1", "--no-verify") == 0
-    assert call("profile", out, "--seconds", "0.1", "--dim", "n=3", "--json") == 0
+    assert run_command("compile", tmp_path / "p.onnx", "-o", out, "--threads", "1", "--no-verify") == 0
+    assert run_command("profile", out, "--seconds", "0.1", "--dim", "n=3", "--json") == 0
     manifest = json.loads(out.with_suffix(".json").read_text())
     manifest["sizes"]["n"]["high"] = 8
     out.with_suffix(".json").write_text(json.dumps(manifest))
@@ -99,7 +93,7 @@ def test_symbolic_sizes_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
     for options, said in refused.items():
         capsys.readouterr()
-        assert call("profile", out, *options) == 2
+        assert run_command("profile", out, *options) == 2
         assert said in capsys.readouterr().err
 
 
@@ -110,7 +104,7 @@ def test_what_is_no_library_is_refused(tmp_path: Path, sample: Path, capsys: pyt
         if changed is not None:
             manifest.write_text(changed)
         capsys.readouterr()
-        assert call("profile", path, "--seconds", "0.1") == code
+        assert run_command("profile", path, "--seconds", "0.1") == code
         return capsys.readouterr().err
 
     assert "there is no such file: name a library of plevel compile" in refused(2, tmp_path / "none.so")
@@ -129,5 +123,5 @@ def test_a_library_that_fails_says_why(sample: Path, capsys: pytest.CaptureFixtu
     sample.unlink()
     subprocess.run(["cc", "-shared", "-fPIC", "-o", sample, source], check=True)
     assert ctypes.CDLL(str(sample))[name]() == -3
-    assert call("profile", sample, "--seconds", "0.1") == 1
+    assert run_command("profile", sample, "--seconds", "0.1") == 1
     assert "model.so: this processor lacks instructions that it was compiled for" in capsys.readouterr().err

@@ -34,7 +34,7 @@ from typer.testing import CliRunner
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
 from plevel.cli.location import Location, locate
-from plevel.cli.main import _assemble, _explain, app, main
+from plevel.cli.main import _assemble, _explain, app
 from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
 from plevel.cli.transfer import _write_pair
@@ -54,6 +54,7 @@ from strategy.select import Reason
 from strategy.target import Target
 from strategy.workload import Workload
 from strategy.workload_text import EXAMPLE, parse_workload
+from tests.command import run_command
 from tests.limit import HANG_S
 from tests.port import free_port
 from tests.unit.test_formats_native import FAILED, FULL
@@ -96,11 +97,7 @@ def called(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return subprocess.CompletedProcess(arguments, ended.value.code, captured.out, captured.err)
+        return subprocess.CompletedProcess(arguments, run_command(*arguments), *capsys.readouterr())
 
     return call
 
@@ -1735,15 +1732,7 @@ def test_a_user_without_a_home(
     assert "Traceback" not in done.stderr
 
 
-@pytest.fixture
-def _signals_kept() -> Iterator[None]:
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
-
-
-@pytest.mark.usefixtures("_signals_kept")
+@pytest.mark.usefixtures("signals_kept")
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_no_part_of_a_file(
     kind: signal.Signals, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -1765,7 +1754,7 @@ def test_a_signal_leaves_no_part_of_a_file(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("_signals_kept")
+@pytest.mark.usefixtures("signals_kept")
 def test_a_service_stopped_while_it_loads_has_not_failed(
     called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +11,7 @@ from strategy.ending import ending_signals
 from tests.limit import HANG_S
 from workers.ending import ended_by_signals
 
-
-@pytest.fixture(autouse=True)
-def _handlers() -> Iterator[None]:
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
+pytestmark = pytest.mark.usefixtures("signals_kept")
 
 
 def test_a_signal_may_come_while_the_lock_of_an_event_is_held() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plevel.cli.main import main
 from plevel.cli.moe import TOKENS, tabulate
+from tests.command import run_command
 
 DATA = Path(__file__).parents[1] / "data" / "foreign"
 SAMPLE = "E=128,N=384,device_name=NVIDIA_H20-3e.json"
@@ -20,13 +20,6 @@ def kernel(m: Any, block: int, model: str, took: float | None = None, **attrs: A
     text = json.dumps({"E": 8, "N": 64, "M": m, **attrs}, separators=(",", ":"), sort_keys=True)
     best = {"config": {"BLOCK_SIZE_M": block}, "device_model": model, "median_s": took}
     return {"workload": f"vllm.fused_moe(){text}", "best": best}
-
-
-def run(*arguments: str) -> int:
-    """Run a command; return its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
 
 
 def chosen_by_vllm(rows: dict[int, Any], m: int) -> Any:
@@ -70,10 +63,10 @@ def test_other_architectures_and_malformed_shapes_give_no_rows() -> None:
 
 def test_the_command_writes_what_vllm_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = ["--database", str(tmp_path / "p.db")]
-    assert run("import", str(DATA / SAMPLE), *place) == 0
+    assert run_command("import", str(DATA / SAMPLE), *place) == 0
     out = tmp_path / "moe"
     export = ["export", "--format", "vllm-moe", "-o", str(out), *place]
-    assert run(*export, "--device", H20) == 0
+    assert run_command(*export, "--device", H20) == 0
     written = {int(m): row for m, row in json.loads((out / SAMPLE).read_text()).items()}
     original = {int(m): row for m, row in json.loads((DATA / SAMPLE).read_text()).items()}
     assert {m: written[m] for m in original} == original
@@ -83,10 +76,10 @@ def test_the_command_writes_what_vllm_reads(tmp_path: Path, capsys: pytest.Captu
     assert origins["256"] == {"origin": "predicted", "device_model": H20, "tokens": 512}
     assert "3 advised" in capsys.readouterr().out
     # A sibling has its own file, of transferred rows; what is written can be read again.
-    assert run(*export, "--device", H100) == 0
+    assert run_command(*export, "--device", H100) == 0
     sibling = SAMPLE.replace("NVIDIA_H20-3e", "NVIDIA_H100_80GB_HBM3")
     assert json.loads((out / "provenance.json").read_text())[sibling]["1"]["origin"] == "transferred"
-    assert run(*export, "--device", A100) == 1
+    assert run_command(*export, "--device", A100) == 1
     assert "no fused_moe configuration is known for NVIDIA A100" in capsys.readouterr().err
-    assert run(*export) == 2
-    assert run("export", "--device", H20, *place) == 2
+    assert run_command(*export) == 2
+    assert run_command("export", "--device", H20, *place) == 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from plevel.cli.main import main
 from strategy.op import OpError, all_ops
 from strategy.op_strategy import candidates, find_implementation
 from strategy.select import NO_RECORDS, SelectionError, select
 from strategy.select.dispatch import dispatch
 from strategy.target import BUILT, KINDS, Target
 from strategy.workload import Workload
+from tests.command import run_command
 
 # Of targets that are reached by one key alone, too.
 BUILT_FOR = {"llvm": "cpu", "cuda -arch=sm_90": "cuda", "cuda -arch=sm_90 -keys=gpu": "cuda"}
@@ -77,9 +77,7 @@ def test_the_command_line_says_it_and_ends_with_1(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     inputs = [f"-i{i.name}={i.type}" for i in example(op).inputs]
     for command in (["select", op, *inputs], ["build", op, *inputs, "-o", str(tmp_path / "lib.so")]):
-        with pytest.raises(SystemExit) as ended:
-            main([*command, "--target", kind])
-        assert ended.value.code == 1
+        assert run_command(*command, "--target", kind) == 1
         said = capsys.readouterr().err
         assert said.startswith(f"plevel: no implementation of {op} can be built for {kind}/generic")
         assert said.count("\n") == 1
