@@ -30,6 +30,19 @@ from workers.reference import (
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
+def judge(workload: Workload, inputs: dict[str, np.ndarray]) -> tuple[np.ndarray, float]:
+    """The reference of a workload of one output, and its tolerance."""
+    (right,) = map(np.asarray, reference(workload, inputs))
+    (tolerance,) = tolerances(workload, inputs, [right])
+    return right, tolerance
+
+
+def draw(workload: Workload, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray, float]:
+    """Random inputs, with their reference and its tolerance."""
+    inputs = random_inputs(workload, seed)
+    return inputs, *judge(workload, inputs)
+
+
 def dense(k: int, dtype: str = "float32", m: int = 24, n: int = 40) -> Workload:
     return Workload.make("dense", {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"})
 
@@ -48,9 +61,7 @@ def kernel(data: np.ndarray, weight: np.ndarray, skip: int | None = None) -> np.
 @given(k=st.integers(1, 3000), seed=st.integers(0, 2**32))
 def test_rounding_passes_and_a_missing_term_does_not(dtype: str, k: int, seed: int) -> None:
     workload = dense(k, dtype)
-    inputs = random_inputs(workload, seed)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload, seed)
     compare(kernel(inputs["data"], inputs["weight"]), right, tolerance)
     with pytest.raises(WrongAnswerError, match="largest error"):
         compare(kernel(inputs["data"], inputs["weight"], skip=k // 2), right, tolerance)
@@ -64,9 +75,7 @@ def test_roundings_to_bfloat16_hide_no_term_of_many(chain: str) -> None:
         for n, op in enumerate(chain.split())
     ]
     workload = Workload.make("dense", dense(5000, "bfloat16").inputs, epilogue=steps)
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
 
     def found(skip: int | None = None) -> np.ndarray:
         value = kernel(inputs["data"], inputs["weight"], skip)
@@ -81,9 +90,7 @@ def test_roundings_to_bfloat16_hide_no_term_of_many(chain: str) -> None:
 
 def test_roundings_to_float16_hide_no_term_of_very_many() -> None:
     workload = dense(200_000, "float16", m=8, n=8)
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     data, weight = (x.astype("float32") for x in inputs.values())
     compare((data @ weight.T).astype("float16"), right, tolerance)
     with pytest.raises(WrongAnswerError, match="largest error"):
@@ -96,9 +103,7 @@ def test_roundings_to_float16_hide_no_term_of_very_many() -> None:
 ])
 def test_roundings_of_sums_to_bfloat16_hide_no_term(op: str, shape: str, kernel: Callable[..., np.ndarray]) -> None:
     workload = Workload.make(op, {"data": f"bfloat16[{shape}]"}, {"axis": 1} if op == "cumsum" else {})
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     data = inputs["data"].astype("float32")
     compare(kernel(data).astype(inputs["data"].dtype), right, tolerance)
     data[(..., *[0] * (data.ndim // 2))] = 0
@@ -144,9 +149,7 @@ def test_roundings_of_a_row_do_not_hide_its_last_element(op: str, dtype: str, ex
     vectors = [] if "softmax" in op else ["gamma"] if op == "rms_norm" else ["gamma", "beta"]
     types = {"data": f"{dtype}[2,6,{extent}]"} | dict.fromkeys(vectors, f"{dtype}[{channels}]")
     workload = Workload.make(op, types, attrs)
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     data, *scales = (x.astype("float32") for x in inputs.values())
 
     def found(skip: int | None = None) -> np.ndarray:
@@ -186,9 +189,7 @@ def test_roundings_of_a_reduction_do_not_hide_its_last_term(
 ) -> None:
     extents = ",".join(map(str, shape))
     workload = Workload.make(op, {"data": f"{dtype}[{extents}]"}, {} if axes is None else {"axis": axes})
-    inputs = random_inputs(workload, 0)
-    (right,) = map(np.asarray, reference(workload, inputs))
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     kept = [n for axis, n in enumerate(shape) if axes is not None and axis not in axes]
     moved = np.moveaxis(inputs["data"].astype("float32"), axes or 0, range(-len(axes or "x"), 0))
     rows = np.ascontiguousarray(moved).reshape(*kept, -1)
@@ -207,9 +208,7 @@ def test_roundings_of_a_reduction_do_not_hide_its_last_term(
 def test_the_square_of_a_sum_is_finite() -> None:
     square = EpilogueStep("multiply", (None, None))
     workload = Workload.make("sum", {"data": "float16[64,4096]"}, {"axis": [1]}, epilogue=[square])
-    inputs = random_inputs(workload, 0)
-    (right,) = map(np.asarray, reference(workload, inputs))
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     with np.errstate(over="ignore"):
         found = np.square(inputs["data"].astype("float32").sum(1)).astype("float16")
     compare(found, right, tolerance)
@@ -220,9 +219,7 @@ def test_the_square_of_a_sum_is_finite() -> None:
 def test_roundings_of_an_attention_do_not_hide_a_key(dtype: str, keys: int) -> None:
     types = {"query": f"{dtype}[1,2,5,64]", "key": f"{dtype}[1,2,{keys},64]", "value": f"{dtype}[1,2,{keys},64]"}
     workload = Workload.make("attention", types)
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     kind = numpy_dtype(dtype)
     query, key, value = (x.astype("float32") for x in inputs.values())
 
@@ -246,9 +243,7 @@ def test_peaks_of_a_row_are_numbers(scale: float) -> None:
 
 def test_of_many_elements_the_worst_rounding_passes_too() -> None:
     workload = dense(64, m=1 << 16, n=1)
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     found = np.add.accumulate(inputs["data"] * inputs["weight"], axis=1)[:, -1:]
     assert np.abs(found - right).max() > tolerance / 4  # so that this says something
     compare(found, right, tolerance)
@@ -258,9 +253,7 @@ def test_of_many_elements_the_worst_rounding_passes_too() -> None:
 def test_a_single_sum_that_is_nearly_0_may_be_rounded_as_any(op: str) -> None:
     workload = Workload.make(op, {"data": "float32[1000]"})
     for seed in range(400):
-        inputs = random_inputs(workload, seed)
-        (right,) = map(np.asarray, reference(workload, inputs))
-        (tolerance,) = tolerances(workload, inputs, [right])
+        inputs, right, tolerance = draw(workload, seed)
         total = np.add.accumulate(inputs["data"])[-1]
         compare(np.asarray(total / np.float32(1000 if op == "mean" else 1)), right, tolerance)
 
@@ -269,9 +262,7 @@ def test_a_function_of_a_single_sum_is_as_precise_as_the_sum() -> None:
     """The exponentials of other sums are much larger."""
     workload = Workload.make("sum", {"data": "float32[1000]"}, epilogue=[EpilogueStep("exp", (None,))])
     for seed in range(40):
-        inputs = random_inputs(workload, seed)
-        (right,) = map(np.asarray, reference(workload, inputs))
-        (tolerance,) = tolerances(workload, inputs, [right])
+        inputs, right, tolerance = draw(workload, seed)
         compare(np.exp(np.add.accumulate(inputs["data"])[-1]).reshape(()), right, tolerance)
         with pytest.raises(WrongAnswerError):
             compare(np.asarray(right * 1.01, "float32"), right, tolerance)
@@ -283,8 +274,7 @@ def test_a_gelu_that_is_nearly_0_has_the_error_of_its_parts(steps: str) -> None:
     epilogue = [EpilogueStep(op, scale.get(op, (None,))) for op in steps.split()]
     workload = Workload.make("negative", {"data": "float32[24,40]"}, epilogue=epilogue)
     inputs = {"data": np.linspace(3, 5, 960, dtype="float32").reshape(24, 40), "scale": np.full(40, 1e3, "float32")}
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    right, tolerance = judge(workload, inputs)
     x = -inputs["data"]
     one = 1 + np.vectorize(math.erf)(x / math.sqrt(2)).astype("float32")
     found = x * np.float32(0.5) * one * (inputs["scale"] if "multiply" in steps else np.float32(1))
@@ -305,8 +295,7 @@ def test_a_gelu_that_is_nearly_0_and_scaled_has_its_error_scaled(op: str, scale:
         step = EpilogueStep("multiply", (None, Input("scale", "float32[40]")))
         workload, given = Workload.make(op, {"data": size}, epilogue=[step]), {"data": given["lhs"]}
         given["scale"] = np.full(40, scale, "float32")
-    (right,) = reference(workload, given)
-    (tolerance,) = tolerances(workload, given, [right])
+    right, tolerance = judge(workload, given)
     x, factor = given.values()
     one = 1 + np.vectorize(math.erf)(x / math.sqrt(2)).astype("float32")
     compare(x * np.float32(0.5) * one * factor, right, tolerance)
@@ -334,9 +323,7 @@ def test_a_place_in_an_image_is_rounded(method: str) -> None:
     workload = Workload.make(
         "grid_sample", {"data": "float32[2,3,40,190]", "grid": "float32[2,1,23,2]"}, {"method": method}
     )
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     (found,) = reference(workload, {**inputs, "grid": inputs["grid"] * (1 + np.float32(2**-23))})
     compare(found.astype("float32"), right, tolerance)
 
@@ -344,9 +331,7 @@ def test_a_place_in_an_image_is_rounded(method: str) -> None:
 def test_the_narrowest_input_says_what_rounding_there_may_be() -> None:
     bias = EpilogueStep("add", (None, Input("bias", "float16[40]")))
     workload = Workload.make("dense", dense(64).inputs, {"out_dtype": "float16"}, epilogue=[bias])
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
     (precise,) = tolerances(dense(64), inputs, [right])
     assert tolerance > 100 * precise
 
@@ -481,8 +466,7 @@ def test_a_jump_may_be_on_either_side_of_what_is_rounded(op: str) -> None:
     inputs = random_inputs(workload, 0) | {"number": np.full(4096, 0.9, np.float32)}
     inputs["lhs"][:3000] = inputs["rhs"][:3000] ** -1  # 1, but for its rounding
     inputs["number"][:3000] = 5
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    right, tolerance = judge(workload, inputs)
     rounded = inputs["lhs"] * inputs["rhs"]
     (found,) = reference(workload, inputs | {"lhs": rounded, "rhs": np.ones(4096)})
     (without,) = tolerances(workload.anchor, inputs, [right])
@@ -498,9 +482,7 @@ def test_a_jump_may_be_on_either_side_of_what_is_rounded(op: str) -> None:
 def test_an_epilogue_may_magnify_what_is_rounded(op: str, k: int) -> None:
     plain = dense(k)
     workload = Workload.make("dense", plain.inputs, epilogue=[EpilogueStep(op, (None,))])
-    inputs = random_inputs(workload, 0)
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    inputs, right, tolerance = draw(workload)
 
     def found(skip: int | None = None) -> np.ndarray:
         return getattr(np, op)(kernel(inputs["data"], inputs["weight"], skip))
@@ -518,8 +500,7 @@ def test_a_number_that_is_rounded_may_be_on_either_side_of_a_whole_one(attrs: di
     workload = Workload.make("subtract", product, epilogue=[EpilogueStep("cast", (None,), attrs)])
     inputs = {"lhs": np.array([1.5, 1.0, 0.5]), "rhs": np.array([0.5, 1e-9, 0.125])}
     inputs["rhs"][0] -= 1e-9
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    right, tolerance = judge(workload, inputs)
     if attrs["dtype"] == "int32":
         compare(np.array([1, 1, 0]), right, tolerance)
         with pytest.raises(WrongAnswerError, match="^1 of 3"):
@@ -553,8 +534,7 @@ def test_a_large_number_that_is_far_from_a_jump_is_on_its_side(step: EpilogueSte
     product = dense(30000, "bfloat16")
     workload = Workload.make("dense", product.inputs, epilogue=[EpilogueStep("floor", (None,)), step])
     inputs = random_inputs(workload, 0) | {"zero": np.zeros(1)}
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    right, tolerance = judge(workload, inputs)
     compare(right, right, tolerance)
     with pytest.raises(WrongAnswerError):
         compare(np.zeros_like(right), right, tolerance)
@@ -570,8 +550,7 @@ def test_a_jump_of_integers_is_exact() -> None:
     workload = Workload.make("multiply", dict.fromkeys(("lhs", "rhs"), "int32[8]"), epilogue=steps)
     inputs = random_inputs(workload, 0) | dict.fromkeys(("lhs", "rhs"), np.full(8, 10, np.int32))
     inputs |= {"number": np.arange(8, dtype=np.int32), "scale": np.ones(8, np.float32)}
-    (right,) = reference(workload, inputs)
-    (tolerance,) = tolerances(workload, inputs, [right])
+    right, tolerance = judge(workload, inputs)
     with pytest.raises(WrongAnswerError, match="^8 of"):
         compare(right - 1, right, tolerance)
 
