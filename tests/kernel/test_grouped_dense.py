@@ -16,7 +16,8 @@ from strategy.op import TypeRelationError
 from strategy.op_strategy import candidates
 from strategy.space import Config
 from strategy.workload import EpilogueStep, Input, Workload
-from workers.reference import compare, numpy_dtype, poison, random_inputs, reference, tolerances
+from tests.kernel.judge import judge
+from workers.reference import random_inputs
 
 from .test_conv2d import TARGET, extremes, space_of, valid
 
@@ -32,16 +33,10 @@ def make(
 
 
 def check(artefact: Artefact, workload: Workload, ends: Sequence[int] | None = None) -> None:
-    import tvm
-
     inputs = random_inputs(workload, 7)
     if ends is not None:
         inputs["ends"] = np.asarray(ends, "int32")
-    (right,) = reference(workload, inputs)
-    *given, out = artefact.arguments
-    output = tvm.runtime.tensor(poison(right, out.tensor.dtype).astype(numpy_dtype(out.tensor.dtype)))
-    artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in given), output)
-    compare(output.numpy(), np.asarray(right), tolerances(workload, inputs, [right])[0])
+    judge(artefact, workload, inputs)
 
 
 def build(workload: Workload, name: str, config: Config | None = None) -> Artefact:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from strategy.compile.lower import lower
 from strategy.op_strategy import candidates, evaluate
-from strategy.signature import Role
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
-from workers.reference import compare, numpy_dtype, random_inputs, reference, tolerances
+from tests.kernel.judge import judge
+from workers.reference import random_inputs
 
 TARGET = Target.parse("cpu").with_threads(2)
 ZEN4, ZEN5 = (Target.parse(f"llvm -mcpu={arch} -num-cores=2") for arch in ("znver4", "znver5"))
@@ -47,16 +47,8 @@ def whole_range(workload: Workload, seed: int) -> dict[str, Any]:
 
 
 def check(workload: Workload, name: str, config: Any = None) -> None:
-    import tvm
-
-    inputs = whole_range(workload, 5)
-    (right,) = reference(workload, inputs)
     artefact = lower(workload, TARGET, name, config).compile(checks=False)
-    *given, out = artefact.arguments
-    assert out.role is Role.OUTPUT
-    output = tvm.runtime.tensor(np.full(right.shape, 77).astype(numpy_dtype(out.tensor.dtype)))
-    artefact.main(*(artefact.prepare(a, tvm.runtime.tensor(inputs[a.name])) for a in given), output)
-    compare(output.numpy(), np.asarray(right), tolerances(workload, inputs, [right])[0])
+    judge(artefact, workload, whole_range(workload, 5))
 
 
 def dot_space(workload: Workload, form: str = "dot") -> tuple[str, Any]:

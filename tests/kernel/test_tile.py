@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,8 @@ from strategy.op_strategy import candidates
 from strategy.space import ConfigSpace
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
-from workers.reference import compare, poison, random_inputs, reference, tolerances
+from tests.kernel.judge import judge
+from workers.reference import random_inputs
 
 TARGET = Target.parse("cpu").with_threads(2)
 
@@ -26,14 +26,7 @@ def tunable(work: Workload) -> tuple[str, ConfigSpace] | None:
 
 
 def check(work: Workload, name: str, config: Any) -> None:
-    import tvm
-
-    inputs = random_inputs(work, 3)
-    (right,) = reference(work, inputs)
-    artefact = lower(work, TARGET, name, config).compile(checks=False)
-    out = tvm.runtime.tensor(poison(right, artefact.arguments[-1].tensor.dtype))
-    artefact.main(*(tvm.runtime.tensor(inputs[a.name]) for a in artefact.arguments[:-1]), out)
-    compare(out.numpy(), np.asarray(right), tolerances(work, inputs, [right])[0])
+    judge(lower(work, TARGET, name, config).compile(checks=False), work, random_inputs(work, 3))
 
 
 @settings(max_examples=min(12, settings.default.max_examples // 2))
