@@ -101,15 +101,18 @@ def choose(
         winner, lowest, close = _fastest(valid, best)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
         reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
-        why = _explain_measured(winner, best, lowest, close, unmeasured)
+        stale = _stale(valid, measured) if unmeasured else {}
+        why = _explain_measured(winner, best, lowest, close, unmeasured, stale)
         config = best[winner.implementation].config
         return answer(winner, config, reason, why, level, best, unmeasured=unmeasured)
-    unknown = "nothing is measured for this workload"
+    nothing, stale = "nothing is measured for this workload", _stale(valid, measured)
+    in_others = f" in the installed versions, only in others: {', '.join(stale.values())}" if stale else ""
+    unknown = nothing + in_others
     for anchor, found in shorter:
         _, best = _of_one_level(valid, found)
         if best:
             winner, lowest, close = _fastest(valid, best)
-            why = _explain_measured(winner, best, lowest, close, ())
+            why = _explain_measured(winner, best, lowest, close, (), {})
             why = f"{unknown}; of {anchor}, the same call with a shorter epilogue, {why}"
             return answer(winner, best[winner.implementation].config, Reason.ANCHOR, why)
     advice = advice_of(valid, advised)
@@ -131,8 +134,8 @@ def choose(
     winner = max(valid, key=lambda c: c.plevel)
     refused = f"{predictions}; " if isinstance(predictions, str) else ""
     why = (
-        f"{unknown} on {target}; {refused}{winner.implementation} has the highest plevel ({winner.plevel}) of "
-        f"{len(valid)} valid, with its fallback configuration"
+        f"{nothing} on {target}{in_others}; {refused}{winner.implementation} has the highest plevel "
+        f"({winner.plevel}) of {len(valid)} valid, with its fallback configuration"
     )
     return answer(winner, winner.fallback, Reason.PLEVEL, why)
 
@@ -147,6 +150,19 @@ def _of_one_level(
     own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
     level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
     return level, by_level[level]
+
+
+def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str, str]:
+    """Each implementation with measurements on this target, none of them current: its name, lowest time and version."""
+    versions = {c.implementation: c.version for c in valid}
+    here = [m for m in measured if m.level is not Level.TRANSFERRED and m.implementation in versions]
+    known = {m.implementation for m in here if m.version == versions[m.implementation]}
+    old = [m for m in here if m.implementation not in known]
+    # The fastest of each name stays.
+    return {
+        m.implementation: f"{m.implementation} {show_seconds(m.estimate.median_s)} (version {m.version})"
+        for m in sorted(old, key=lambda m: m.estimate.median_s, reverse=True)
+    }
 
 
 def _fastest(
@@ -200,7 +216,12 @@ def choose_as_tvm(
 
 
 def _explain_measured(
-    winner: Candidate, best: dict[str, Measured], lowest: Measured, close: int, unmeasured: Sequence[str]
+    winner: Candidate,
+    best: dict[str, Measured],
+    lowest: Measured,
+    close: int,
+    unmeasured: Sequence[str],
+    stale: Mapping[str, str],
 ) -> str:
     own = best[winner.implementation].estimate
     where = _place(lowest)
@@ -227,8 +248,12 @@ def _explain_measured(
             f"; not known within ±{BOUND:.1%}, and so compared by the upper ends of their intervals: "
             f"{', '.join(doubt)}"
         )
-    if unmeasured:
-        text += f"; not measured: {', '.join(unmeasured)}"
+    never = [name for name in unmeasured if name not in stale]
+    if never:
+        text += f"; not measured: {', '.join(never)}"
+    old = [stale[name] for name in unmeasured if name in stale]
+    if old:
+        text += f"; measured in another version than is installed, and not compared: {', '.join(old)}"
     return text
 
 

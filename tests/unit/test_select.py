@@ -436,6 +436,21 @@ def test_explanations_of_measurements() -> None:
         )
 
 
+def test_an_explanation_names_what_is_measured_in_other_versions() -> None:
+    known = [plain("slow.cpu", 15), plain("fast.cpu", 10), plain("new.cpu", 5)]
+    old = [measure("fast.cpu", s, version=v) for s, v in ((1e-3, "0.1"), (2e-3, "0.2"))]
+    partial = choose(workload(8), TARGET, known, [measure("slow.cpu", 3e-3, 0.01), *old])
+    assert partial.unmeasured == ("fast.cpu", "new.cpu")
+    assert partial.explanation.endswith(
+        "; not measured: new.cpu; measured in another version than is installed, and not compared: "
+        "fast.cpu 1.00 ms (version 0.1)"
+    )
+    assert choose(workload(8), TARGET, known, old).explanation.startswith(
+        f"nothing is measured for this workload on {TARGET} in the installed versions, only in others: "
+        "fast.cpu 1.00 ms (version 0.1); slow.cpu has"
+    )
+
+
 def test_rivals_without_times_are_in_the_order_of_plevel() -> None:
     known = [plain("low", 5), plain("high", 15), plain("between", 10)]
     answer = choose(workload(8), TARGET, known, [])
