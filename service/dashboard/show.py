@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
+
+from markupsafe import Markup
 
 from strategy.record import Estimate
 from strategy.space import Config
@@ -81,9 +84,20 @@ def show_config(config: Mapping[str, Any] | None) -> str:
     return str(Config(config)) if config else "no knobs"
 
 
-def show_signature(key: str, op: str) -> str:
+def show_breakable(name: str) -> Markup:
+    """A name or a target that may break after an underscore, a slash or a point, rather than within a word."""
+    return Markup("<wbr>").join(re.split("(?<=[_/.])", name))
+
+
+def show_workload(key: str) -> Markup:
+    """A workload's key that may break between its parts, on narrow screens also within a shape, but in no number."""
+    parts = (re.split(r"(?<=,)(?=[\d-])", part) for part in re.split(r"(?<=,)(?![\d-])|(?<==)|(?=\+)", key))
+    return Markup("<wbr>").join(Markup('<wbr class="narrow">').join(part) for part in parts)
+
+
+def show_signature(key: str, op: str) -> Markup:
     """A workload's key without its operator, for pages of one operator."""
-    return key.removeprefix(op)
+    return show_workload(key.removeprefix(op))
 
 
 def show_json(value: Any) -> str:
@@ -113,6 +127,7 @@ FILTERS = {
     "time": show_time, "spread": show_spread, "duration": show_duration, "age": show_age,
     "instant": show_instant, "iso": show_iso, "count": show_count, "ratio": show_ratio,
     "share": show_share, "factor": show_factor, "config": show_config, "signature": show_signature,
+    "breakable": show_breakable, "workload": show_workload,
     "device": show_device, "heat": heat_class, "pretty": show_json,
     "spec": show_spec, "shell": shlex.quote,
 }

@@ -91,6 +91,32 @@ def test_a_condition_is_one_line_and_filters_leave_room_on_a_phone(visit, seeded
     assert visitor.page.eval_on_selector(".filters", "form => form.offsetHeight") < 450
 
 
+# The numbers, and the parts of names between underscores and points, that a page breaks between lines.
+BROKEN = """() => {
+  const found = [];
+  for (const [within, part] of [["main .key", /[0-9]+/g], [".heat thead .mono", /[^_.]+[_.]?/g]])
+    for (const one of document.querySelectorAll(within)) {
+      const texts = document.createTreeWalker(one, NodeFilter.SHOW_TEXT);
+      while (texts.nextNode())
+        for (const m of texts.currentNode.data.matchAll(part)) {
+          const range = document.createRange();
+          range.setStart(texts.currentNode, m.index);
+          range.setEnd(texts.currentNode, m.index + m[0].length);
+          if (range.getClientRects().length > 1) found.push(`${m[0]} of ${one.textContent}`);
+        }
+    }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1024])
+def test_lines_break_between_the_parts_of_workloads_and_names(visit, seeded: Site, width: int) -> None:
+    visitor = visit(seeded, width)
+    for path in ("/ops/dense", "/tasks", "/runs", f"/networks/{seeded.ids['network']}"):
+        visitor.open(path)
+        assert visitor.page.evaluate(BROKEN) == [], path
+
+
 def test_an_error_is_a_page_that_leads_on(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     for path, status in (
