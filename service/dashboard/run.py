@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse
 from service.access import audit
 from service.access.auth import Who
 from service.context import Context, Ctx, Seen
+from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import run as query
 from service.dashboard.query import run_list
@@ -28,7 +29,10 @@ from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from service.tuning.ownership import find_interrupted, is_interrupted
 from service.tuning.tally import tally
-from strategy.record import RunState
+from strategy.record import RunState, convert
+from strategy.select import Selection
+from strategy.target import Target
+from strategy.workload import Workload
 
 router = APIRouter(prefix="/runs", include_in_schema=False)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
@@ -77,7 +81,8 @@ def show(
         selected = select_each(connection, bodies, asked, values["run"].namespace)
     return render(
         "run.html", **values, workloads=shown, page=page, more=len(found) > query.WORKLOADS,
-        portions=portions, model=model, selected=selected, workload_count=max(len(portions), 1),
+        portions=portions, model=model, selected=selected, selected_s={i: _time_s(s) for i, s in selected.items()},
+        workload_count=max(len(portions), 1),
     )
 
 
@@ -99,12 +104,25 @@ def _values(
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
         "interrupted": is_interrupted(connection, run_id), "waits": waits,
         "progress": progress, "tried": query.tried(told),
-        "shown": shown, "leaders": leaders, "failures": query.failures(connection, told),
+        "shown": shown, "leaders": leaders, "stale": _stale(leaders, asked.target),
+        "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s, "idle_s": idle_s, "worked_s": elapsed_s - idle_s,
         "left_s": time_left_s(elapsed_s - idle_s, progress["own"], asked.trials - progress["trials"]),
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }
+
+
+def _time_s(selection: Selection) -> float | None:
+    """The time by which an implementation is selected; None if it has none."""
+    of = (r.estimate for r in selection.rivals if r.implementation == selection.implementation)
+    return next((e.median_s for e in of if e is not None), None)
+
+
+def _stale(leaders: list[Any], target: Target) -> set[int]:
+    """The ids of the tasks of one workload whose version is not the installed one."""
+    known = installed_versions(convert(leaders[0].workload, Workload), target) if leaders else None
+    return set() if known is None else {r.id for r in leaders if known.get(r.implementation) != r.version}
 
 
 def _waits(connection: sa.Connection, context: Context, row: Any) -> str:

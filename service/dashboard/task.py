@@ -12,14 +12,13 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.context import Ctx
+from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import read_sort, read_span
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, PageNumber, render, reply
 from service.records.known import check_names
 from service.search.importance import LEAST, importance
-from strategy.op import find_op
-from strategy.op_strategy import candidates
 from strategy.record import convert
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import Target
@@ -119,9 +118,8 @@ def _current_version(row: Any, siblings: list[Any]) -> str | None:
 
     None if the installed code no longer has the implementation.
     """
-    if find_op(row.op) is not None:
-        workload, target = convert(row.workload_body, Workload), Target.parse(row.target_body)
-        known = {c.implementation: c.version for c in candidates(workload, target)}
+    known = installed_versions(convert(row.workload_body, Workload), Target.parse(row.target_body))
+    if known is not None:
         return known.get(row.implementation)
     own = [s for s in siblings if s.implementation == row.implementation]
     newest: str = max(own, key=lambda s: s.id).version

@@ -189,6 +189,22 @@ def test_stale_records_are_marked(visit, seeded: Site) -> None:
     assert "0.00000000" in visitor.page.locator(".notice.warn").inner_text()
     visitor.open(f"/tasks/{seeded.ids['task']}")
     assert visitor.page.locator(".notice.warn").count() == 0
+    store = Store(seeded.database)
+    with store.read() as c:
+        shown = c.scalar(sa.select(task.c.workload_id).where(task.c.id == seeded.ids["stale"]))
+    store.close()
+    visitor.open(f"/runs/{seeded.ids['done']}?workload={shown}")
+    marked = visitor.page.locator("#live tr:has(.badge:text-is('stale')) th a")
+    assert [a.get_attribute("href") for a in marked.all()] == [f"/tasks/{seeded.ids['stale']}"]
+
+
+def test_a_run_of_several_workloads_shows_the_time_of_what_is_selected(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    visitor.open(f"/runs/{seeded.ids['done']}")
+    first = visitor.page.locator("[aria-label='Workloads of this run'] tr.chosen td")
+    name, told_s = first.nth(4).locator("a").inner_text(), first.nth(5).inner_text()
+    own = visitor.page.locator("#live tbody tr", has=visitor.page.get_by_text(name, exact=True))
+    assert own.locator("td b").inner_text() == told_s
 
 
 def test_records_are_filtered_and_paged_by_their_address(visit, seeded: Site) -> None:
