@@ -69,6 +69,42 @@ def test_a_live_run_follows_its_records_and_can_be_cancelled(visit, seeded: Site
     visitor.check()
 
 
+def test_a_redrawn_page_keeps_the_focus_and_the_place_of_its_tables(visit, seeded: Site) -> None:
+    visitor = visit(seeded, 390)
+    page = visitor.page
+    visitor.open(f"/runs/{seeded.ids['live']}")
+    table = page.get_by_label("Implementations", exact=True)
+    link = table.locator("tbody a").last
+    link.focus()
+    table.evaluate("e => { e.scrollLeft = 120; window.old = e; }")
+    page.evaluate("document.getElementById('live').dispatchEvent(new Event('plevel:change'))")
+    page.wait_for_function("() => !window.old.isConnected")
+    visitor.settle()
+    assert table.evaluate("e => e.scrollLeft") == 120
+    assert link.evaluate("e => e === document.activeElement")
+    visitor.check()
+
+
+def test_a_page_says_that_its_service_does_not_answer(visit, seeded: Site) -> None:
+    page = visit(seeded).page
+    page.clock.install()
+    page.goto(seeded.url)
+    page.wait_for_selector("text=No result of another tool")
+    page.route("**/*", lambda route: route.abort())
+    page.clock.fast_forward(6000)
+    page.wait_for_selector("[role=alert]:has-text('has not answered since')")
+    page.unroute("**/*")
+    page.clock.fast_forward(6000)
+    page.wait_for_selector("[role=alert]", state="detached")
+    page.route("**/faster", lambda route: route.abort())
+    page.goto(seeded.url)
+    page.wait_for_selector(".later [role=alert]:has-text('does not answer')")
+    page.route("**/live", lambda route: route.abort())
+    page.goto(f"{seeded.url}/runs/{seeded.ids['live']}")
+    page.clock.fast_forward(10_000)
+    page.wait_for_selector("[role=alert]:has-text('has not answered since')")
+
+
 def test_a_live_run_is_shown_anew_once_a_message_is_closed_and_as_its_workers_come_and_go(
     visit, seeded: Site, fresh_run
 ) -> None:
