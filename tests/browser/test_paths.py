@@ -372,7 +372,8 @@ def test_a_model_leads_to_its_versions_and_what_it_goes_by(visit, seeded: Site) 
     assert page.locator("svg .dots").get_attribute("d").count("M") == 200
     assert "knob rows" in page.get_by_label("Importance of features").inner_text()
     page.get_by_role("link", name="version 1").click()
-    assert "version 3, the newest" in page.locator(".notice").inner_text()
+    assert "version 3, the newest, which is below the bar" in page.locator(".notice").inner_text()
+    assert "Above the bar" in page.locator(".tiles").inner_text()
     assert "plevel model train dense" in page.locator(".empty").inner_text()
     visitor.check()
 
