@@ -10,6 +10,8 @@ from service.context import Ctx
 from service.dashboard.query import op as query
 from service.dashboard.view import MAX_ID, PageNumber, op_url, render
 from service.errors import NotFoundError
+from service.store.catalogue import code_version
+from strategy.installed import installed
 
 router = APIRouter(prefix="/ops", include_in_schema=False)
 
@@ -47,7 +49,7 @@ def show(
         values = {
             "summary": summary[: query.MAX_IMPLEMENTATIONS], "implementations": len(summary),
             "cost": query.plevel_cost(judged), "judged": len(judged),
-            "mistakes": query.find_mistakes(connection, judged), "cells": cells,
+            "mistakes": query.find_mistakes(connection, judged), "cells": cells, "stale": _stale(op, judged),
         }
     return render(
         "op.html", op=op, path=op_url(op), targets=targets, target=chosen, models=models,
@@ -55,3 +57,16 @@ def show(
         shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,
         filters={"target": target, "model": model, "value": value}, **values,
     )
+
+
+def _stale(op: str, judged: query.Judged) -> list[str]:
+    """The implementations with times of other code than is installed.
+
+    By the declared versions alone, as the installed spaces of hundreds of shapes would take a second.
+    """
+    declared = installed().get(op, {})
+    timed = {
+        (c.implementation, code_version(c.version))
+        for cells in judged.values() for c in cells.values() if c.median_s is not None
+    }
+    return sorted({name for name, code in timed if name in declared and str(declared[name]) != code})

@@ -232,6 +232,9 @@ def test_stale_records_are_marked(visit, seeded: Site) -> None:
     visitor.open(f"/runs/{seeded.ids['done']}?workload={shown}")
     marked = visitor.page.locator("#live tr:has(.badge:text-is('stale')) th a")
     assert [a.get_attribute("href") for a in marked.all()] == [f"/tasks/{seeded.ids['stale']}"]
+    name = marked.inner_text()
+    visitor.open("/ops/dense")
+    assert visitor.page.locator(".notice.warn .mono").all_inner_texts() == [name]
 
 
 def test_a_run_of_several_workloads_shows_the_time_of_what_is_selected(visit, seeded: Site) -> None:
