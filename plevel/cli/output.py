@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from plevel.cli.narrow import print_lines, set_widths
 from plevel.cli.plain_text import PlainStream, console_class, plain
 from strategy.record import encode
 from strategy.table import show_number, show_seconds
@@ -101,6 +102,7 @@ def print_table(
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in (dict(zip(columns, cells, strict=True)) for cells in rows):
         groups.setdefault(tuple(row[name] for name in above if row[name]), []).append(row)
+    missing: dict[str, None] = {}
     for common, of in groups.items():
         if common:
             console.print(", ".join(common), markup=False, soft_wrap=True)
@@ -108,14 +110,16 @@ def print_table(
         table = make_table(filled, [[row[name] for name in filled] for row in of], right=right)
         if not fits(console, table) and console.width < NARROW:
             for row in of:
-                _print_lines(console, [(name.strip(), row[name].strip()) for name in filled if row[name]])
-        elif fits(console, table) or not set(aside).intersection(filled):
-            console.print(table)
+                print_lines(console, [(name.strip(), row[name].strip()) for name in filled if row[name]])
         else:
-            kept = [name for name in filled if name not in aside]
-            console.print(make_table(kept, [[row[name] for name in kept] for row in of], right=right))
-            missing = ", ".join(name for name in filled if name in aside)
-            console.print(f"without {missing}: widen the terminal, or use --json", markup=False, soft_wrap=True)
+            kept = filled if fits(console, table) else [name for name in filled if name not in aside]
+            missing |= dict.fromkeys(name for name in filled if name not in kept)
+            cells = [[row[name] for name in kept] for row in of]
+            table = make_table(kept, cells, right=right)
+            set_widths(console, table, [kept, *cells], right)
+            console.print(table)
+    if missing:
+        console.print(f"without {', '.join(missing)}: widen the terminal, or use --json", markup=False, soft_wrap=True)
 
 
 def print_rows(
@@ -126,14 +130,6 @@ def print_rows(
         print_json(value)
     else:
         print_table(make_console(), columns, list(rows), **layout)
-
-
-def _print_lines(console: Console, cells: Sequence[tuple[str, str]]) -> None:
-    """Print a row as a block of its first cell and a line with a name for each other one."""
-    (head, first), *others = cells
-    console.print(f"{head} {first}" if first.isdigit() else first, markup=False, soft_wrap=True)
-    for name, cell in others:
-        console.print(f"  {name}: {cell}" if name else f"  {cell}", markup=False, soft_wrap=True)
 
 
 def show_ago(instant: float) -> str:

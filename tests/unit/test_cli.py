@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import typer
 from msgspec.structs import replace
+from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -35,6 +36,7 @@ from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
 from plevel.cli.location import Location, locate
 from plevel.cli.main import _assemble, _explain, app
+from plevel.cli.output import print_table
 from plevel.cli.plain_text import PlainStream
 from plevel.cli.select import _find_measured
 from plevel.cli.transfer import _write_pair
@@ -1653,6 +1655,31 @@ def test_an_empty_place_is_no_error(command: tuple[str, ...], called: Called) ->
     assert plain.returncode == 0, plain.stderr
     assert plain.stdout
     json.loads(called(*command, "--json").stdout)
+
+
+def test_a_narrow_terminal_folds_cells_between_words() -> None:
+    said = io.StringIO()
+    narrow = Console(file=said, width=60, force_terminal=True, no_color=True, highlight=False)
+    columns = ("  implementation", "median", "state")
+    rows = [
+        (f"{mark} conv2d_nchw_winograd_{n}.cpu", "1.79 ms", "109 samples, compared by its upper end") for mark, n in
+        (("→", "4x4"), (" ", "2x2"))
+    ]
+    print_table(narrow, columns, rows, right=("median",))
+    shown = said.getvalue()
+    assert all(row[0] in shown for row in rows)
+    assert all(word in shown for word in ("implementation", "1.79 ms", *rows[0][2].split()))
+    assert max(map(cell_len, re.sub("\x1b\\[[0-9;]*m", "", shown).split("\n"))) <= 60
+
+
+def test_a_narrow_terminal_names_missing_columns_once() -> None:
+    said = io.StringIO()
+    narrow = Console(file=said, width=60, force_terminal=True, no_color=True, highlight=False)
+    print_table(
+        narrow, ("workload", "task", "message"), [(f"dense {i}", str(i), "told " * 20) for i in range(3)],
+        above=("workload",), aside=("message",),
+    )
+    assert said.getvalue().count("widen the terminal") == 1
 
 
 def test_a_narrow_terminal_has_no_columns_of_single_letters(
