@@ -111,7 +111,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     problem.install(app)
     site.install(app)
     install_schema(app, needed)
-    app.add_middleware(Guard, authority=authority, is_stopping=lambda: context.stopping)
+    app.add_middleware(
+        Guard, authority=authority, show=site.show_problem, is_stopping=lambda: context.stopping
+    )
     app.add_middleware(Head)  # the outermost: all others see GET
     return app
 

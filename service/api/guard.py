@@ -6,6 +6,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
@@ -55,12 +57,17 @@ class Guard:
     Args:
         app: what is guarded.
         authority: knows the senders.
+        show: turns a problem document into a page, where a person is to read it.
         is_stopping: return whether the service is stopping, and takes no more requests.
     """
 
-    def __init__(self, app: ASGIApp, authority: Authority, is_stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: ASGIApp, authority: Authority, show: Callable[[Request, Response], Response],
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._app = app
         self._authority = authority
+        self._show = show
         self._is_stopping = is_stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +81,7 @@ class Guard:
                     response.headers["www-authenticate"] = (
                         'Basic realm="plevel: a token as the password"'
                     )
-                await response(scope, receive, send)
+                await self._show(Request(scope), response)(scope, receive, send)
                 return
             with self._authority.attend(actor, state.get("hang_up", _stay)):
                 await self._app(scope, receive, send)

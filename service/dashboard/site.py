@@ -45,13 +45,19 @@ def install(app: FastAPI) -> None:
 async def _show_error(handler: Handler, request: Request, error: Exception) -> Response:
     """The error handler that renders problem documents as pages for browsers."""
     answer = handler(request, error)
-    response = await answer if isawaitable(answer) else answer
+    return show_problem(request, await answer if isawaitable(answer) else answer)
+
+
+def show_problem(request: Request, response: Response) -> Response:
+    """A problem document's response, as a page if it is for a person."""
     if not response.body or not wants_page(request):
         return response
     problem = orjson.loads(response.body)
     fragment = "hx-request" in request.headers
     page = render("fault.html" if fragment else "error.html", problem=problem)
     page.status_code = response.status_code
+    for name, value in response.headers.items():  # such as when to try again
+        page.headers.setdefault(name, value)
     return page
 
 

@@ -78,7 +78,7 @@ def reply(data: Any) -> Response:
 
 def wants_page(request: Request) -> bool:
     """Return whether the answer is for a person: a browser, and no REST URL."""
-    path = request.url.path
+    path = request.scope["path"]  # `url` refuses some of the hosts that requests name
     if path.startswith(("/v1/", "/static/")) or path.endswith(".json"):
         return False
     return "hx-request" in request.headers or "text/html" in request.headers.get("accept", "")

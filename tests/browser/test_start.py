@@ -126,6 +126,22 @@ def test_another_site_s_form_and_one_without_scope_start_nothing(own: Site) -> N
     assert len(_runs(own)) == 1
 
 
+def test_a_request_that_is_not_admitted_gets_a_page(own: Site) -> None:
+    with contextlib.closing(Store(own.database)) as store, store.write() as c:
+        secret = token.create(c, "looks", {TokenScope.READ}).secret
+    browser = {"accept": "text/html"}
+    refused = httpx.post(f"{own.url}/runs/new", auth=("", secret), headers=browser)
+    assert refused.status_code == 403
+    assert "<h1>This is not allowed</h1>" in refused.text and "--scope submit" in refused.text
+    unknown = httpx.get(own.url, headers=browser)
+    assert unknown.status_code == 401
+    assert unknown.headers["www-authenticate"].startswith("Basic ")
+    assert unknown.headers["content-type"].startswith("text/html") and "<h1>A token is needed</h1>" in unknown.text
+    for path, headers in (("/v1/runs", browser), ("/", {"accept": "application/json"})):
+        assert httpx.get(own.url + path, headers=headers).headers["content-type"] == "application/problem+json"
+    assert httpx.get(own.url, headers={**browser, "host": "["}).status_code == 400
+
+
 def test_an_interrupted_run_says_how_to_go_on(own: Site) -> None:
     fields = {"workload": CONCRETE, "target": SPEC, "trials": "8", "namespace": "mine"}
     path = httpx.post(f"{own.url}/runs/new", data=fields).headers["location"]
