@@ -113,6 +113,8 @@ def test_a_live_run_is_shown_anew_once_a_message_is_closed_and_as_its_workers_co
     page = visitor.page
     with farm.store.write() as c:
         c.execute(sa.update(worker).values(ended_at=now()))
+    visitor.open("/devices")
+    assert f"plevel worker --url {seeded.url}" in page.locator("main").inner_text()
     visitor.open(f"/runs/{run_id}")
     page.wait_for_selector("text=is alive")
     with farm.store.write() as c:
