@@ -154,11 +154,14 @@ class Direct:
     ) -> Row:
         if self._store is None:
             return {"records": [], "next": None}
-        from service.records import log_page
+        from service.records import log_page, settled
         from service.records.filter import Wanted
 
         which = Wanted(namespace=self._namespace, **wanted)
-        return self._ask(Row, partial(log_page.page, wanted=which, limit=limit, cursor=cursor, newest=newest))
+        with _told():
+            last = None if newest else settled.find(self._store)
+        ask = partial(log_page.page, wanted=which, limit=limit, cursor=cursor, newest=newest, last=last)
+        return self._ask(Row, ask)
 
     def iter_best(self, *, scope: str | None = None, **wanted: Any) -> Iterator[Row]:
         if self._store is None:

@@ -11,7 +11,7 @@ from service.access.auth import Who, Within
 from service.api.query import OfWorkload, refusal
 from service.api.wire import describe, reply
 from service.context import Context, Ctx
-from service.records import exporter, log_page
+from service.records import exporter, log_page, settled
 from service.records.filter import Wanted
 from service.stream import Stream
 from service.tuning import run_status
@@ -63,7 +63,8 @@ _LIST = describe(
     "List records", gives=log_page.RecordPage, errors=(422,),
     note="In order of arrival, or the `newest` first; `next` is the cursor of the following "
     "page of the same order. A page may hold "
-    "fewer than `limit`, or none, if matches are rare, and still have a `next`. `error` is a "
+    "fewer than `limit`, or none, if matches are rare, and still have a `next`. To follow the log, ask again with the "
+    "last record's id as `cursor`: in order of arrival, a record is listed once no lower id can follow. `error` is a "
     "kind of failure, `any` for all failures, or `none` for successes; `target` is a target's key, "
     "`since` and `until` are Unix times. `format=ndjson` (plevel's own, see docs/formats.md), `csv` "
     "and `parquet` give all matching records as a stream, without pages: `limit`, `cursor` and `newest` are refused.",
@@ -86,8 +87,9 @@ def list_records(
             if name in request.query_params:
                 raise refusal("query", name, f"format={format} gives all that match, without pages: leave it out")
         return stream(context, "native" if format == "ndjson" else format, which)
+    last = None if newest else settled.find(context.store)
     with context.store.read() as connection:
-        page = log_page.page(connection, which, limit=limit, cursor=cursor, newest=newest)
+        page = log_page.page(connection, which, limit=limit, cursor=cursor, newest=newest, last=last)
     return reply(page)
 
 

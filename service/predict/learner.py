@@ -38,6 +38,7 @@ from service.predict.training import (
     show,
     temporary_root,
 )
+from service.records import settled
 from service.search.booster import ROUNDS
 from service.search.predictor import Predictor, Ranking
 from service.store.catalogue import code_versions
@@ -123,8 +124,9 @@ class _Training:
         return self._train(said)
 
     def _train(self, said: str) -> dict[str, Any]:
+        newest = settled.find(self._store)
         with self._store.read() as connection:
-            newest, versions = _newest_record(connection), code_versions(connection, *self._records, DEFAULT)
+            versions = code_versions(connection, *self._records, DEFAULT)
             spool = self._spool(connection)
         check(*self._name, len(spool.places))
         places = sorted(spool.places)
@@ -157,8 +159,9 @@ class _Training:
             return f"XGBoost {xgboost.__version__} cannot read version {base.version}"
         known = base.lineage
         step = max(1, counted.before // max(counted.after, LEAST_OLD))
+        newest = settled.find(self._store)
         with self._store.read() as connection:
-            newest, versions = _newest_record(connection), code_versions(connection, *self._records, DEFAULT)
+            versions = code_versions(connection, *self._records, DEFAULT)
             old = sa.or_(record.c.id > known.newest, record.c.id % step == 0)
             spool = self._spool(connection, old)
         lacking = base.lacks(spool.layout)
@@ -205,10 +208,6 @@ class _Training:
             held = read_held_out(connection, *self._records, self._wanted, lambda w: split(w) < held_below)
         model = Predictor.load(columns, tested)
         return {**_ranked(model.rank(held)), "evaluation": to_json(evaluate(model, held))}
-
-
-def _newest_record(connection: sa.Connection) -> int:
-    return connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
 
 
 def _find_base(connection: sa.Connection, op: str, target_id: int) -> Base | None:

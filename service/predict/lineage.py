@@ -27,7 +27,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         held_below: workloads whose `spool.split` is below were held out.
-        newest: the id of the newest record.
+        newest: the id up to which the log was settled (`service.records.settled`).
         records: the number of records that it was trained on.
         full_records, full_accuracy: those of the last training from nothing.
         updates: the number of updates since.

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.formats import Attachment, Item, Rejected, Summary
-from service.records import best, tvm_history
+from service.records import best, settled, tvm_history
 from service.records.batch import COLUMNS, Batch, Row
 from service.records.known_id import MAX_KNOWN, KnownIds
 from service.records.origin import ask_known
@@ -236,11 +236,12 @@ class Importer:
 
 
 def _find_known(connection: sa.Connection, rows: Mapping[bytes, Row], tasks: Collection[int]) -> set[bytes]:
-    """The identities of the rows that are in the database; locks their tasks, until the transaction ends."""
+    """The identities of the rows that are in the database; locks their tasks, and announces the others' records."""
     # The lock excludes other writers of these tasks, and an identity belongs to one task.
     with one_trip(connection) as ask:
         best.ask_lock(connection, ask, tasks)
         known = _ask_known(connection, ask, rows)
+        settled.announce(connection, ask)
     return {bytes(row[0]) for table in known for row in table}
 
 

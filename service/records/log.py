@@ -13,7 +13,7 @@ import orjson
 import sqlalchemy as sa
 
 from service.formats.entry import config_key
-from service.records import best, tvm_history
+from service.records import best, settled, tvm_history
 from service.records.origin import (
     Origin,
     ask_known,
@@ -106,6 +106,7 @@ def append(
         also()
         best.ask_lock(connection, ask, {e.task_id for e in stored} | set(more))
         known = ask_known(connection, ask, record, [row["identity"] for row in rows])
+        settled.announce(connection, ask)
         _put(connection, rows)
         current = best.ask_current(connection, ask, changes)
         lowest = tvm_history.ask_known(connection, ask, fastest)
@@ -169,6 +170,7 @@ def append_lost(connection: sa.Connection, owner: Any, entries: Sequence[Any], r
     _identify(connection, owners, rows, {})
     with one_trip(connection) as ask:
         known = ask_known(connection, ask, record, [row["identity"] for row in rows])
+        settled.announce(connection, ask)
         _put(connection, rows)
     _put(connection, tell_apart(rows, known))
     connection.execute(_DONE, {"ids": [e.id for e in entries]})

@@ -76,16 +76,26 @@ def page(
     limit: int = 100,
     cursor: int = 0,
     newest: bool = False,
+    last: int | None = None,
 ) -> RecordPage:
     """A page of matching records.
 
     In the order of arrival, or the `newest` first, after the record with the id `cursor`, or from the first.
     If no index serves the filter, at most `SCAN` records are scanned.
 
+    Args:
+        connection: the transaction.
+        wanted: the filter.
+        limit: maximum number of records.
+        cursor: the id after which the page begins; 0: none.
+        newest: reverse the order.
+        last: the last id to look at (`settled.find`, for readers who resume); None: the newest.
+
     Raises:
         InvalidError: none matches, and a name of the filter is mistyped.
     """
-    last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
+    if last is None:
+        last = connection.scalar(sa.select(sa.func.max(record.c.id))) or 0
     scan = last if wanted.is_indexed else SCAN
     if newest:
         end = min(cursor - 1, last) if cursor else last

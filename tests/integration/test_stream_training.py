@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,9 @@ import sqlalchemy as sa
 
 from service.errors import InvalidError
 from service.predict import evidence, forest, learner, lineage, process, spool, training
+from service.records import settled
 from service.store.db import Store
+from service.store.sql import one_trip
 from service.store.tables import cost_model
 from tests.integration.scene import TARGET
 from tests.integration.test_training import SHAPES, measure
@@ -79,6 +82,22 @@ def test_a_model_is_brought_up_to_date_where_that_is_as_good(
     measure(store, [(shape[0] + 8, shape[1]) for shape in SHAPES], upside_down=range(len(SHAPES)))
     told = train(store).lineage
     assert told.startswith("trained from nothing: an update of version 4 ranked")
+
+
+def test_records_behind_a_transaction_that_was_under_way_are_new_to_an_update(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have committed records with lower ids since."""
+    monkeypatch.setattr(lineage, "LEAST_UPDATED", 0)
+    monkeypatch.setattr(lineage, "LEAST_LEFT", 0.5)
+    with closing(Store(postgres_copy)) as store:
+        measure(store, SHAPES + OTHERS)
+        with store.write() as late:
+            with one_trip(late) as ask:
+                settled.announce(late, ask)
+            measure(store, [(48, 200)])
+            train(store)
+        assert train(store).lineage == "version 1, updated with 36 new records"
 
 
 def test_a_damaged_model_is_trained_from_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
