@@ -1,9 +1,10 @@
 """Explanations: the reasons for a job's state (`plevel why`), and for which jobs of a run wait."""
+# Over 300 lines: both give the reasons of the same rules, by statements that are built once.
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from service.errors import NotFoundError
 from service.queue import fleet, pause, rule
 from service.queue.place import Lack, Operators, can_build, lacking
 from service.store.row_cache import by_id, recall
-from service.store.sql import is_given, now
+from service.store.sql import among, is_given, now
 from service.store.tables import JobState, device, job, lease, run, target, worker, worker_device
 from service.store.text import read_json
 from strategy.table import show_number
@@ -36,7 +37,7 @@ def explain(
     connection: sa.Connection, job_id: int, alive_s: float, namespace: str | None = None
 ) -> Explanation:
     """Explain a job, of any namespace if none is given; raise `NotFoundError`."""
-    query = _jobs().where(job.c.id == job_id, is_given(run.c.namespace, namespace))
+    query = _JOBS.where(job.c.id == job_id, is_given(run.c.namespace, namespace))
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(
@@ -51,17 +52,17 @@ def explain(
     return Explanation(job=job_id, run=row.run_id, state=row.state, reasons=tuple(reasons))
 
 
-def _jobs() -> sa.Select[Any]:
-    """Jobs, with what explanations say of them."""
-    return (
-        sa.select(
-            job, run.c.max_jobs, target.c.key, rule.leased_of_run().label("running"),
-            (job.c.available_at - now()).label("back_off_s"),
-            (job.c.available_at + rule.SPREAD_S - now()).label("spread_s"),
-        )
-        .join(run, run.c.id == job.c.run_id)
-        .join(target, target.c.id == job.c.target_id)
+# Statements are built once: with all rules, building one takes longer than executing it.
+# Jobs, with what explanations say of them.
+_JOBS = (
+    sa.select(
+        job, run.c.max_jobs, target.c.key, rule.leased_of_run().label("running"),
+        (job.c.available_at - now()).label("back_off_s"),
+        (job.c.available_at + rule.SPREAD_S - now()).label("spread_s"),
     )
+    .join(run, run.c.id == job.c.run_id)
+    .join(target, target.c.id == job.c.target_id)
+)
 
 
 def _explain_lease(connection: sa.Connection, row: Any) -> list[str]:
@@ -151,24 +152,44 @@ def _show_versions(had: Sequence[str]) -> str:
     return f"have version {' or '.join(versions)}" if versions else "do not have it"
 
 
-def explain_rest(connection: sa.Connection, waiting: sa.ColumnElement[bool], alive_s: float) -> str:
+# Conditions on jobs, for `explain_rest`: those of a run, and those of the parameter `ids`.
+OF_RUN = job.c.run_id == sa.bindparam("run_id")
+GIVEN = among(job.c.id)
+_RESTS = now() - sa.bindparam("rest_s", type_=sa.Double())
+
+
+@cache
+def _rest(waiting: sa.ColumnElement[bool]) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """The queued and leased ones of jobs, by state and needs, and the first queued one."""
+    alike = job.c["state", "needs", "target_id"]
+    counted = (
+        sa.select(
+            *alike, sa.func.count().label("n"), sa.func.min(job.c.run_id).label("run_id"),
+            (sa.func.max(job.c.available_at) < _RESTS).label("rests"),
+        )
+        .where(waiting, job.c.state.in_([JobState.QUEUED, JobState.LEASED]))
+        .group_by(*alike)
+        .order_by(job.c.needs)
+    )
+    order = job.c["priority", "turn", "id"]
+    return counted, _JOBS.where(waiting, job.c.state == JobState.QUEUED).order_by(*order).limit(1)
+
+
+def explain_rest(
+    connection: sa.Connection, waiting: sa.ColumnElement[bool], given: Mapping[str, Any], alive_s: float
+) -> str:
     """The reason why none of the live workers takes queued jobs, and what to do; empty if they do, or may soon.
 
     Jobs that none of them can build are a reason beside others that go on.
 
     Args:
-        waiting: the condition on `job`; those that are queued or leased count.
+        connection: the transaction.
+        waiting: `OF_RUN` or `GIVEN`; those that are queued or leased count.
+        given: its parameters.
+        alive_s: the time without a heartbeat for which a worker counts as alive.
     """
-    rows = connection.execute(
-        sa.select(
-            *job.c["state", "needs", "target_id"], sa.func.count().label("n"),
-            sa.func.min(job.c.run_id).label("run_id"),
-            (sa.func.max(job.c.available_at) < now() - REST_S).label("rests"),
-        )
-        .where(waiting, job.c.state.in_([JobState.QUEUED, JobState.LEASED]))
-        .group_by(*job.c["state", "needs", "target_id"])
-        .order_by(job.c.needs)
-    ).all()
+    counted, head = _rest(waiting)
+    rows = connection.execute(counted, {**given, "rest_s": REST_S}).all()
     queued = [row for row in rows if row.state == JobState.QUEUED]
     at_rest = [row for row in queued if row.rests]
     if not at_rest:
@@ -183,9 +204,7 @@ def explain_rest(connection: sa.Connection, waiting: sa.ColumnElement[bool], ali
         return f"waiting for a worker that can build {which}: the live ones for the target lack {told}"
     if len(rows) > len(queued) or len(at_rest) < len(queued):
         return ""
-    order = job.c["priority", "turn", "id"]
-    query = _jobs().where(waiting, job.c.state == JobState.QUEUED).order_by(*order).limit(1)
-    first = connection.execute(query).one_or_none()
+    first = connection.execute(head, given).one_or_none()
     if first is None:  # in a transaction that writes, and so sees what others do meanwhile
         return ""
     reasons, free = _explain_refusals(connection, first, alive_s)
@@ -200,10 +219,15 @@ def explain_rest(connection: sa.Connection, waiting: sa.ColumnElement[bool], ali
     return f"waiting for a worker to ask for its jobs: see the log of {names}"
 
 
+_ALIVE_S: sa.BindParameter[float] = sa.bindparam("alive_s", type_=sa.Double())
+_TARGET = worker_device.c.target_id == sa.bindparam("target_id")
+_LIVE = fleet.of_live(_ALIVE_S, worker_device.c.worker_id).where(_TARGET).distinct()
+
+
 def _live_operators(connection: sa.Connection, target_id: int, alive_s: float) -> Collection[Operators]:
     """The operators of the live workers of a target; those that are alike once, as most are."""
-    query = fleet.of_live(alive_s, worker_device.c.worker_id).where(worker_device.c.target_id == target_id).distinct()
-    known = _recall_operators(connection, connection.scalars(query).all())
+    ids = connection.scalars(_LIVE, {"target_id": target_id, "alive_s": alive_s}).all()
+    known = _recall_operators(connection, ids)
     return {id(operators): operators for operators in known.values()}.values()
 
 
@@ -226,12 +250,17 @@ _find_operators = by_id(
 )
 
 
+_newest = sa.select(*lease.c["device_id", "ended_at"]).order_by(lease.c.id.desc()).limit(_NEWEST).subquery()
+_ACTIVE = (
+    sa.select(_newest.c.device_id)
+    .where(among(_newest.c.device_id), sa.or_(_newest.c.ended_at.is_(None), _newest.c.ended_at > _RESTS))
+    .limit(1)
+)
+
+
 def _are_active(connection: sa.Connection, devices: Collection[int | None]) -> bool:
     """Return whether a device is at work, or has just been, by the newest leases: it is about to take the next job."""
-    newest = sa.select(*lease.c["device_id", "ended_at"]).order_by(lease.c.id.desc()).limit(_NEWEST).subquery()
-    of_late = sa.or_(newest.c.ended_at.is_(None), newest.c.ended_at > now() - REST_S)
-    query = sa.select(newest.c.device_id).where(newest.c.device_id.in_(devices), of_late)
-    return connection.scalar(query.limit(1)) is not None
+    return connection.scalar(_ACTIVE, {"ids": list(devices), "rest_s": REST_S}) is not None
 
 
 class _Place(NamedTuple):
@@ -244,31 +273,39 @@ class _Place(NamedTuple):
     refusals: tuple[str, ...]
 
 
-def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]:
-    """The live devices of a job's target; if none, one without a name, for the rules of all devices."""
+@cache
+def _read_places() -> tuple[sa.Select[Any], tuple[str, ...]]:
+    """The live devices of a target with whether each rule allows them a job, and the refusals of these rules."""
     live = (
         fleet.of_live(
-            alive_s, worker.c.name, device.c.identity, *worker_device.c["worker_id", "device_id"]
+            _ALIVE_S, worker.c.name, device.c.identity, *worker_device.c["worker_id", "device_id"]
         )
         .join(device, device.c.id == worker_device.c.device_id)
-        .where(worker_device.c.target_id == row.target_id)
+        .where(_TARGET)
         .subquery("live")
     )
-    claimant = rule.Claimant(live.c.worker_id, live.c.device_id, job.c.target_id, alive_s)
+    claimant = rule.Claimant(live.c.worker_id, live.c.device_id, job.c.target_id, _ALIVE_S)
     rules = rule.rules_of(claimant)
-    rows = connection.execute(
+    query = (
         sa.select(
             *live.c["name", "worker_id", "device_id", "identity"],
             *(r.allows.label(f"rule_{i}") for i, r in enumerate(rules)),
         )
         .select_from(job.outerjoin(live, sa.true()))
-        .where(job.c.id == row.id)
-    ).all()
+        .where(job.c.id == sa.bindparam("job_id"))
+    )
+    return query, tuple(one.refusal for one in rules)
+
+
+def _places(connection: sa.Connection, row: Any, alive_s: float) -> list[_Place]:
+    """The live devices of a job's target; if none, one without a name, for the rules of all devices."""
+    query, refusals = _read_places()
+    rows = connection.execute(query, {"job_id": row.id, "target_id": row.target_id, "alive_s": alive_s}).all()
     operators = _recall_operators(connection, [r.worker_id for r in rows if r.worker_id is not None])
     return [
         _Place(
             r.name, operators.get(r.worker_id), r.device_id, r.identity,
-            tuple(one.refusal for one, allows in zip(rules, r[4:], strict=True) if not allows),
+            tuple(refusal for refusal, allows in zip(refusals, r[4:], strict=True) if not allows),
         )
         for r in rows
     ]
@@ -282,18 +319,19 @@ class _Turn(NamedTuple):
     idle: int
 
 
+_BEFORE = sa.select(sa.func.count()).where(
+    job.c.state == JobState.QUEUED, job.c.target_id == sa.bindparam("target_id"),
+    sa.tuple_(*job.c["priority", "turn", "id"])
+    < sa.tuple_(*(sa.bindparam(c.name, type_=c.type) for c in job.c["priority", "turn", "id"])),
+)
+_BUILDING = sa.select(sa.func.count(lease.c.device_id.distinct())).where(
+    lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()), among(lease.c.device_id)
+)
+
+
 def _find_turn(connection: sa.Connection, row: Any, free: list[_Place]) -> _Turn:
-    before = connection.execute(
-        sa.select(sa.func.count()).where(
-            job.c.state == JobState.QUEUED, job.c.target_id == row.target_id,
-            sa.tuple_(job.c.priority, job.c.turn, job.c.id)
-            < sa.tuple_(sa.literal(row.priority), sa.literal(row.turn), sa.literal(row.id)),
-        )
-    ).scalar_one()
+    place = {name: getattr(row, name) for name in ("target_id", "priority", "turn", "id")}
+    before = connection.execute(_BEFORE, place).scalar_one()
     devices = {p.device_id for p in free}
-    building = connection.execute(
-        sa.select(sa.func.count(lease.c.device_id.distinct())).where(
-            lease.c.ended_at.is_(None), lease.c.timing.is_(sa.false()), lease.c.device_id.in_(devices)
-        )
-    ).scalar_one()
+    building = connection.execute(_BUILDING, {"ids": list(devices)}).scalar_one()
     return _Turn(before, len(devices), len(devices) - building)

@@ -16,7 +16,6 @@ from service.records import ranking
 from service.records.best import standing
 from service.records.ranking import Ranked
 from service.store import catalogue
-from service.store.listed import Integers
 from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
@@ -95,7 +94,7 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
 def explain_rest(connection: sa.Connection, run_id: int, alive_s: float) -> str:
     """The reason why live workers take no job of a live run, or of another's for which it waits; empty if they do."""
     if jobs.open_jobs(connection, run_id):
-        return explain.explain_rest(connection, job.c.run_id == run_id, alive_s)
+        return explain.explain_rest(connection, explain.OF_RUN, {"run_id": run_id}, alive_s)
     of_search = run.c.request["search_policy"].label("search_policy")
     asked = connection.execute(sa.select(*run.c["state", "forced"], of_search).where(run.c.id == run_id)).one()
     if asked.state != RunState.RUNNING:  # its finals are done
@@ -104,8 +103,7 @@ def explain_rest(connection: sa.Connection, run_id: int, alive_s: float) -> str:
     tasks = connection.scalars(sa.select(run_task.c.task_id).where(run_task.c.run_id == run_id)).all()
     awaited = other_run.find_awaited(connection, run_id, asked.forced, policy_id, tasks)
     others = {job_id for found in awaited.values() for job_id, _ in found}
-    given = sa.bindparam("others", sorted(others), type_=Integers())
-    return explain.explain_rest(connection, among(job.c.id, given), alive_s) if others else ""
+    return explain.explain_rest(connection, explain.GIVEN, {"ids": sorted(others)}, alive_s) if others else ""
 
 
 def _count_charged(
