@@ -69,7 +69,7 @@ class Holdings:
 
     def __init__(self, client: Client, spool: Spool, failed: Callable[[Exception], None] | None = None) -> None:
         self._client = client
-        self._held: dict[int, Held] = {}
+        self._held: dict[str, Held] = {}  # by their sessions: ids of leases come again after a restored backup
         self._lock = threading.Lock()
         self._giving_back = threading.Lock()
         self._sender = Sender(client, spool, self._on_accepted, self._on_lost, failed=failed)
@@ -77,7 +77,7 @@ class Holdings:
     def add(self, lease: Lease) -> Held:
         held = Held(lease)
         with self._lock:
-            self._held[lease.id] = held
+            self._held[held.session] = held
         return held
 
     def all(self) -> list[Held]:
@@ -103,7 +103,7 @@ class Holdings:
             self._put(held, results=tuple(results), environment=environment, references=last, done=True)
         finally:
             with self._lock:
-                self._held.pop(held.lease.id, None)
+                self._held.pop(held.session, None)
 
     def leave(self, held: Held) -> None:
         """End a lease whose work stopped before its end."""
@@ -111,7 +111,7 @@ class Holdings:
             self.finish(held, {})
         elif held.lost:
             with self._lock:
-                self._held.pop(held.lease.id, None)
+                self._held.pop(held.session, None)
         else:
             self._sender.flush(GOODBYE_S)
             self.release(held)
@@ -124,7 +124,7 @@ class Holdings:
             with contextlib.suppress(ServiceError):
                 self._client.release(held.lease)
             with self._lock:
-                self._held.pop(held.lease.id, None)
+                self._held.pop(held.session, None)
 
     def flush(self, timeout_s: float) -> None:
         """Send pending results, if the service accepts them in time."""
@@ -173,12 +173,12 @@ class Holdings:
         results = Results(token=held.lease.token, session=held.session, **content)
         self._sender.put(Report(lease_id=held.lease.id, results=results))
 
-    def _on_accepted(self, lease_id: int, answer: ResultsAccepted) -> None:
-        held = self._held.get(lease_id)
+    def _on_accepted(self, session: str, answer: ResultsAccepted) -> None:
+        held = self._held.get(session)
         if held is not None and answer.cancelled:
             held.end(cancelled=True)
 
-    def _on_lost(self, lease_id: int) -> None:
-        held = self._held.get(lease_id)
+    def _on_lost(self, session: str) -> None:
+        held = self._held.get(session)
         if held is not None:
             held.end(lost=True)

@@ -157,16 +157,16 @@ class Sender:
     """Sender of a spool's results, in order, in a thread of its own, until they are accepted.
 
     Args:
-        accepted: called with the lease and the service's answer.
-        lost: called with a lost lease, whose results are dropped.
+        accepted: called with the session of results, and the service's answer.
+        lost: called with the session of a lost lease, whose results are dropped.
         failed: called with an unexpected error, which ends the thread; results stay on disk. None: it is raised.
         linger_s: the time for which results wait for more of their job, as sending disturbs timing.
     """
 
     client: Client
     spool: Spool
-    accepted: Callable[[int, ResultsAccepted], None]
-    lost: Callable[[int], None]
+    accepted: Callable[[str, ResultsAccepted], None]
+    lost: Callable[[str], None]
     linger_s: float = 1.0
     failed: Callable[[Exception], None] | None = None
 
@@ -255,7 +255,7 @@ class Sender:
         if first is None:
             return False
         report, paths = first
-        lease_id = report.lease_id
+        session = report.results.session
         try:
             answer = self.client.report(report)
         except (UnreachableError, UnauthorizedError):  # its token may be replaced
@@ -264,12 +264,12 @@ class Sender:
             count = len(report.results.results)
             log.warning("%d results were dropped, their lease is lost: %s", count, error)
             self.spool.remove(paths)
-            self.lost(lease_id)
+            self.lost(session)
         except ServiceError as error:
             log.warning("results were refused, and are kept aside in the spool: %s", error)
             self.spool.refuse(paths)
-            self.lost(lease_id)
+            self.lost(session)
         else:
             self.spool.remove(paths)
-            self.accepted(lease_id, answer)
+            self.accepted(session, answer)
         return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from strategy.record import (
@@ -315,8 +316,8 @@ def test_a_half_written_file_is_set_aside_and_the_others_go_on(
 
 class Outcomes:
     def __init__(self) -> None:
-        self.accepted: list[tuple[int, ResultsAccepted]] = []
-        self.lost: list[int] = []
+        self.accepted: list[tuple[str, ResultsAccepted]] = []
+        self.lost: list[str] = []
 
 
 @pytest.fixture
@@ -350,7 +351,7 @@ def test_results_are_sent_until_they_are_accepted(
     sender.put(report(5, 0, done=True))
     assert sender.flush(30)
     assert len(service.asked) == 5
-    assert seen.accepted == [(5, yes)] and not seen.lost
+    assert seen.accepted == [("s", yes)] and not seen.lost
     assert spool.empty
 
 
@@ -375,7 +376,7 @@ def test_results_of_a_lost_lease_are_dropped_and_the_next_go_on(
     spool.put(report(6, 0, done=True, session="t"))
     sender, seen = start(service)  # begins with what it finds
     assert sender.flush(30)
-    assert seen.lost == [5] and [i for i, _ in seen.accepted] == [6]
+    assert seen.lost == ["s"] and [i for i, _ in seen.accepted] == ["t"]
     assert spool.empty
 
 
@@ -385,7 +386,7 @@ def test_results_that_are_refused_are_kept_for_a_person(
     sender, seen = start(Service(422))
     sender.put(report(5, 0))
     assert sender.flush(30)
-    assert spool.empty and seen.lost == [5]
+    assert spool.empty and seen.lost == ["s"]
     (kept,) = (tmp_path / "refused").iterdir()
     assert b"samples_s" in kept.read_bytes()
 
@@ -408,7 +409,7 @@ def test_results_that_cannot_be_set_aside_wait_until_they_can(
     sender.put(report(5, 0))
     assert sender.flush(30)
     assert len(service.asked) == 3
-    assert spool.empty and seen.lost == [5]
+    assert spool.empty and seen.lost == ["s"]
     assert len(list(aside.iterdir())) == 1
 
 
@@ -475,7 +476,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     answer = ResultsAccepted(accepted=1, known=0)
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=encode(answer)))
     client = Client(URL, stop, transport=transport)
-    sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
+    sender = Sender(client, spool, lambda session, answer: accepted.set(), lambda session: None)
     sent = Results(token=1, session="s", results=(), done=True)
     sender.put(Report(lease_id=7, results=sent))
     assert accepted.wait(HANG_S)
@@ -550,6 +551,26 @@ def test_a_renewal_or_heartbeat_that_is_not_answered_leaves_time_for_another(spo
     holdings.close()
 
 
+def test_a_lease_is_not_taken_for_an_earlier_one_with_its_id(spool: Spool) -> None:
+    """Ids come again after a restored backup of the service's database, with other tokens."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if decode(request.content, Results).token == 9:
+            return httpx.Response(409, json={"type": "urn:plevel:lease-lost", "status": 409, "detail": "lost"})
+        return httpx.Response(200, content=encode(ResultsAccepted(accepted=1, known=0)))
+
+    holdings = Holdings(Client(URL, threading.Event(), transport=httpx.MockTransport(answer)), spool)
+    former = holdings.add(LEASE)
+    held = holdings.add(msgspec.structs.replace(LEASE, token=10))
+    holdings.report(former, Result(entry=0, samples_s=(1.0,)))
+    holdings.flush(HANG_S)
+    assert former.lost and not held.ended.is_set()
+    holdings.leave(former)
+    assert holdings.all() == [held], "else nobody renews it"
+    holdings.finish(held, {})
+    holdings.close()
+
+
 def test_a_job_of_many_sessions_is_reported(spool: Spool) -> None:
     """Such as one whose kernels are so large that each is timed alone, or of which most crash."""
     sent: list[Results] = []
@@ -579,7 +600,7 @@ def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(
     client = Client(URL, threading.Event(), transport=httpx.MockTransport(refuse))
     (tmp_path / "refused" / f"{spool._own.name}-{1:012d}.json").mkdir(parents=True)  # in the file's place
     monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 3600.0)
-    sender = Sender(client, spool, lambda lease_id, answer: None, lambda lease_id: None)
+    sender = Sender(client, spool, lambda session, answer: None, lambda session: None)
     sender.put(report(5, 0, done=True))
     assert asked.acquire(timeout=HANG_S)
     assert not asked.acquire(timeout=0.2)
@@ -614,7 +635,7 @@ def test_results_wait_for_another_token(tmp_path: Path, spool: Spool, monkeypatc
 
     monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
     client = Client(URL, threading.Event(), file.read_text, transport=httpx.MockTransport(answer))
-    sender = Sender(client, spool, lambda lease_id, answer: accepted.set(), lambda lease_id: None)
+    sender = Sender(client, spool, lambda session, answer: accepted.set(), lambda session: None)
     sender.put(report(5, 0, done=True))
     assert refused.wait(HANG_S)
     file.write_text("new")
