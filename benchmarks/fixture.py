@@ -96,13 +96,19 @@ def running(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
             child.terminate()
 
 
-def follow(client: Client, run: RunStatus) -> RunStatus:
-    """The end of a run; what it waits for meanwhile is said on standard error, as a list of old versions."""
-    last = run
+def statuses(client: Client, run: RunStatus) -> Iterator[RunStatus]:
+    """A run at each change; what it waits for is said on standard error, as a list of old versions."""
+    said = run.message
     for status in client.follow(run.id):
-        if status.waiting and status.message != last.message:
+        if status.waiting and status.message != said:
             print(f"run {run.id}: {status.message}", file=sys.stderr)
-        last = status
+        said = status.message
+        yield status
+
+
+def follow(client: Client, run: RunStatus) -> RunStatus:
+    """The end of a run; see `statuses`."""
+    *_, last = statuses(client, run)
     return last
 
 

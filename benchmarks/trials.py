@@ -30,7 +30,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.fixture import dense, make_parser, natural, need, tau
+from benchmarks.fixture import dense, make_parser, natural, need, statuses, tau
 from benchmarks.metaschedule import NEEDED, tune_product
 from benchmarks.race import OVERRIDES
 from benchmarks.result import Table
@@ -113,7 +113,7 @@ def search_rate(workload: Workload, target: Target, policy: TimingPolicy, trials
         with Client(embedded.url) as client:
             began = time.monotonic()
             run = client.create_run(request)
-            for status in client.follow(run.id):
+            for status in statuses(client, run):
                 run = status
                 if run.state is not RunState.RUNNING or run.trials_done >= trials:
                     break
