@@ -2,8 +2,10 @@
 
 Each service has as many of the simulated workers of `farm.py`, in a process of their own, as a proxy would give it.
 Where services, database and load share a few cores, two services cannot lease twice as many jobs as one. So beside the
-rate stand the processor time of a job, and the shares of waits for locks and for the disk in what sessions of the
-database do: where all of them stay low, the rate grows with the cores.
+rate stand the processor time of a job, the cores that were at work, and the limit of the cores: the rate at which that
+time would take all of them. The limit for two services, divided by the leases of one, is the largest ratio that this
+machine allows. The shares of waits for locks and for the disk in what sessions of the database do tell whether more
+cores would help.
 
     python benchmarks/services.py --postgresql URL [--seconds S]
 
@@ -16,6 +18,7 @@ import argparse
 import multiprocessing
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -66,10 +69,11 @@ def processor_s(processes: Iterable[int]) -> dict[int, float]:
     return {pid: (int(fields[11]) + int(fields[12])) / ticks for pid, fields in stats.items()}
 
 
-def load(url: str, batch: int, seconds: float) -> tuple[float, list[float]]:
-    """The jobs a second of one service's workers, and the seconds of each lease."""
+def load(url: str, batch: int, seconds: float) -> tuple[float, list[float], float]:
+    """The jobs a second of one service's workers, the seconds of each lease, and the processor time."""
+    began = time.process_time()
     rate, trips = uvloop.run(round_trips(url, batch, seconds, name=f"{url}-"))
-    return rate, trips.leases_s
+    return rate, trips.leases_s, time.process_time() - began
 
 
 def measure(table: Table, database: str, services: int, batch: int, seconds: float) -> None:
@@ -87,18 +91,24 @@ def measure(table: Table, database: str, services: int, batch: int, seconds: flo
         urls, pids = zip(*(stack.enter_context(serve(database, **SETTINGS)) for _ in range(services)), strict=True)
         (done, server), served = look(), processor_s(pids)
         loads = stack.enter_context(ProcessPoolExecutor(services, multiprocessing.get_context("spawn")))
+        began = time.monotonic()
         with watched(store) as seen:
             loaded = list(loads.map(load, urls, [batch] * services, [seconds] * services))
-        (all_done, server_now), served_now = look(), processor_s(pids)
+        (all_done, server_now), served_now, wall_s = look(), processor_s(pids), time.monotonic() - began
     store.close()
     jobs = all_done - done
     took_s = [sum(now.values()) - sum(before.get(pid, 0.0) for pid in now)
               for now, before in ((served_now, served), (server_now, server))]
+    took_s.append(sum(load_s for _, _, load_s in loaded))
+    limit = round(len(os.sched_getaffinity(0)) * jobs / sum(took_s))
     name = f"{services} service{'s' if services > 1 else ''}, batches of {batch}"
-    leases_s = [lease_s for _, times_s in loaded for lease_s in times_s]
+    leases_s = [lease_s for _, times_s, _ in loaded for lease_s in times_s]
     waits = [sum(seen[k] for k in kinds) / max(1, seen.total()) for kinds in (("Lock", "LWLock"), ("IO",))]
-    rate = round(sum(rate for rate, _ in loaded))
-    table.add(name, (rate, "jobs/s"), *spread(leases_s), *(time_s / jobs for time_s in took_s), *waits)
+    rate = round(sum(rate for rate, _, _ in loaded))
+    table.add(
+        name, (rate, "jobs/s"), *spread(leases_s), *(time_s / jobs for time_s in took_s), sum(took_s) / wall_s,
+        (limit, "jobs/s"), *waits,
+    )
 
 
 def parse() -> argparse.Namespace:
@@ -112,7 +122,8 @@ def main() -> None:
     options = parse()
     table = Table({
         "": "", "leases": "", "p50": "s", "p99": "s", "services, a job": "s", "PostgreSQL, a job": "s",
-        "waits for locks": "%", "waits for the disk": "%",
+        "load, a job": "s", "cores at work": "", "limit of the cores": "", "waits for locks": "%",
+        "waits for the disk": "%",
     })
     with table.saved():
         for batch in (8, 1):
