@@ -46,7 +46,7 @@ def lowest_means(rows: list[Any]) -> dict[tuple[int, int, str], float]:
     """The table `history`: the lowest mean of each task, target as it was written, and device model."""
     found: dict[tuple[int, int, str], float] = {}
     for r in rows:
-        if r.error is None:
+        if r.error is None and r.phase != "reference":
             place = r.task_id, r.variant_id, r.model or ""
             found[place] = min(r.mean_s, found.get(place, r.mean_s))
     return found
