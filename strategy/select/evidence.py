@@ -154,8 +154,11 @@ def current(
     """The best per level and implementation, of records that are not stale.
 
     Times of different device models, or targets, do not compare: of the other device models, the one with the most
-    implementations counts, the first in `measured` on a tie. Nor do those of different thread pools, or of warm and
+    implementations counts, the first by name on a tie. Nor do those of different thread pools, or of warm and
     cold constants: others than the target's count only where it has none, and of those again one kind.
+
+    The order of `measured`, which differs between databases with the same records, has no effect: implementations are
+    in the order of `valid`.
     """
     by_name = {c.implementation: c for c in valid}
     fitting = [
@@ -166,7 +169,7 @@ def current(
     for m in fitting:
         if m.level is not Level.TRANSFERRED:
             ways.setdefault(m.timed, set()).add(m.implementation)
-    way = "" if "" in ways else max(ways, key=lambda w: len(ways[w]), default="")
+    way = "" if "" in ways else min(ways, key=lambda w: (-len(ways[w]), w), default="")
     best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
     others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
         Level.TARGET: {}, Level.TRANSFERRED: {}
@@ -177,11 +180,11 @@ def current(
         of_level = others.get(m.level)
         group = best[m.level] if of_level is None else of_level.setdefault((m.target, m.model), {})
         rival = group.get(m.implementation)
-        if rival is None or m.estimate.median_s < rival.estimate.median_s:
+        if rival is None or (m.estimate.median_s, m.version) < (rival.estimate.median_s, rival.version):
             group[m.implementation] = m
     for level, groups in others.items():
-        best[level] = max(groups.values(), key=len, default={})
-    return best
+        best[level] = groups[min(groups, key=lambda g: (-len(groups[g]), g))] if groups else {}
+    return {level: {name: group[name] for name in by_name if name in group} for level, group in best.items()}
 
 
 def _is_current(candidate: Candidate, m: Measured | Advised) -> bool:

@@ -316,6 +316,25 @@ def test_times_that_were_taken_in_different_ways_are_not_compared() -> None:
     assert "timed with" not in own.explanation
 
 
+TIES = [
+    # Device models, and ways of timing, of which as many implementations are measured.
+    [measure("a", 1.0, level=Level.TARGET, model="A-B"), measure("b", 2.0, level=Level.TARGET, model="AC")],
+    [measure("a", 1.0, timed="constants=warm"), measure("b", 2.0, timed="thread-pool=tvm")],
+    # Equal medians, of which the upper end of one's interval lets a third in.
+    [
+        msgspec.structs.replace(measure(name, 1.0), estimate=Estimate(1.0, low_s, high_s, 20))
+        for name, low_s, high_s in (("a", 0.99, 1.0), ("b", 1.0, 1.01))
+    ] + [measure("c", 1.01, 0.004)],
+]
+
+
+@pytest.mark.parametrize("records", TIES)
+def test_the_order_in_which_a_database_has_its_records_has_no_effect(records: list[Measured]) -> None:
+    known = [plain("a", 10), plain("b", 10), plain("c", 15)]
+    answers = [choose(workload(8), TARGET, known, order) for order in itertools.permutations(records)]
+    assert all(answer == answers[0] for answer in answers)
+
+
 def test_times_of_different_targets_are_not_compared() -> None:
     known = [plain("a", 10), plain("b", 10)]
     elsewhere = {"level": Level.TRANSFERRED}
