@@ -16,7 +16,7 @@ from strategy.network.separable import JOINED
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
 from strategy.select.dispatch import DispatchTable, dispatch
-from strategy.select.lock import Lock
+from strategy.select.lock import Lock, LockDatabase
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -33,7 +33,7 @@ def make_chooser(target: Target, database: Database, lock: Lock | None = None) -
 
 
 def choose_kernel(workload: Workload, target: Target, database: Database, lock: Lock | None) -> Chosen:
-    """The lock's selection, if its implementation is still the one that is installed, else the database's.
+    """The lock's selection, if its implementation is still the one that is installed, else the database's, and why.
 
     Symbolic sizes have a dispatch table, by the database.
 
@@ -56,6 +56,7 @@ def choose_kernel(workload: Workload, target: Target, database: Database, lock: 
         else:
             if versions.get(locked.implementation) == locked.version:
                 return locked.selection(target)
+            return LockDatabase(lock).settle(select(workload, target, database, offered=offered), offered)
     return select(workload, target, database, offered=offered)
 
 

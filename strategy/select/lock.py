@@ -210,13 +210,21 @@ class LockDatabase(NoRecords):
         found = self._lock.find(workload, target)
         return () if found is None else found.measured(target, device)
 
-    def kept(self, workload: Workload, target: Target, valid: Sequence[Candidate]) -> Selection | None:
-        """The lock's selection, for the asked target; None if its implementation or version is not a candidate."""
-        found = self._lock.find(workload, target)
-        versions = {c.implementation: c.version for c in valid}
-        if found is None or versions.get(found.implementation) != found.version:
-            return None
-        return found.selection(target)
+    def settle(self, found: Selection, valid: Sequence[Candidate]) -> Selection:
+        """The answer by the lock's entry, if it has one, and by what the rule found with this evidence.
+
+        Of what was not measured for the workload itself, a lock has no evidence but the selection. An entry whose
+        implementation or version is not a candidate does not answer, and the explanation says so.
+        """
+        entry = self._lock.find(found.workload, found.target)
+        if entry is None:
+            return found
+        version = next((c.version for c in valid if c.implementation == entry.implementation), None)
+        if version == entry.version:
+            return found if found.reason in (Reason.MEASURED, Reason.TRANSFERRED) else entry.selection(found.target)
+        has = "is not offered here" if version is None else f"has version {version} here"
+        why = f"{entry.implementation} {has}, the lock has {entry.version}: write it again; {found.explanation}"
+        return msgspec.structs.replace(found, explanation=why)
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

@@ -60,9 +60,8 @@ def select(
     found = choose(
         workload, target, known, database.measured(workload, target, device), ranker, shorter, advised
     )
-    if found.reason is Reason.PLEVEL and isinstance(database, LockDatabase):
-        # A lock has no evidence of what was not measured for the workload itself, but the selection.
-        return database.kept(workload, target, valid_candidates(workload, target, known)) or found
+    if isinstance(database, LockDatabase):
+        return database.settle(found, valid_candidates(workload, target, known))
     return found
 
 

@@ -126,6 +126,29 @@ def test_what_was_selected_without_measurements_is_selected_again() -> None:
         assert select(before.workload, TARGET, database, offered=newer).reason is Reason.PLEVEL
 
 
+def test_an_answer_by_a_call_with_a_shorter_epilogue_holds_beside_other_calls_of_the_lock() -> None:
+    """The call that it was by is not in the lock; a still shorter one, with another answer, is."""
+    steps = (EpilogueStep("relu", (None,)), EpilogueStep("relu", (None,)))
+    once, twice = (msgspec.structs.replace(WORKLOAD, epilogue=steps[:n]) for n in (1, 2))
+    before = choose(twice, TARGET, OFFERED, (), None, [(once, [measured("known", 1.0, Level.DEVICE)])])
+    again = select(twice, TARGET, LockDatabase(Lock.make([AT_DEVICE, before])), offered=OFFERED)
+    assert (again.implementation, again.reason) == (before.implementation, before.reason) == ("known", Reason.ANCHOR)
+
+
+@pytest.mark.parametrize(
+    ("offered", "has"),
+    [
+        ([msgspec.structs.replace(OFFERED[0], version="2.0"), *OFFERED[1:]], "has version 2.0 here"),
+        (OFFERED[1:], "is not offered here"),
+    ],
+)
+def test_an_answer_in_place_of_a_locked_one_says_why(offered: list[Candidate], has: str) -> None:
+    database = LockDatabase(Lock.make([AT_DEVICE]))
+    answer = select(WORKLOAD, TARGET, database, offered=offered)
+    assert answer.implementation != "fast" or answer.version == "2.0"
+    assert answer.explanation.startswith(f"fast {has}, the lock has {AT_DEVICE.version}: write it again; ")
+
+
 def test_records_of_one_device_are_not_told_as_those_of_another() -> None:
     database = LockDatabase(Lock.make([AT_DEVICE], device="lab-7/cpu:0"))
     for device, level in (("lab-7/cpu:0", Level.DEVICE), ("lab-8/cpu:0", Level.TARGET), (None, Level.TARGET)):
