@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -86,7 +88,7 @@ class Client:
     """A client of the service at `url`; a context manager that closes its connections.
 
     Idempotent calls are retried with back-off if the connection fails or the service is busy; others only if
-    the request was certainly not received. For use by one thread.
+    the request was certainly not received. For use by one thread; a forked process has connections of its own.
 
     Args:
         url: `http://host:port`.
@@ -118,14 +120,23 @@ class Client:
         self._patience_s = patience_s
         self._lock = lock
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._open = partial(
+            open_http, self.url, transport, timeout=timeout_s, headers=headers,
+            params={} if namespace is None else {"namespace": namespace},
+        )
+        self._process = os.getpid()
         try:
-            self._http = open_http(
-                self.url, transport, timeout=timeout_s, headers=headers,
-                params={} if namespace is None else {"namespace": namespace},
-            )
+            self._opened = self._open()
         except ConnectionSettingError as error:
             raise UnreachableError(str(error)) from error
         self._jitter = random.Random()
+
+    @property
+    def _http(self) -> httpx.Client:
+        # Two processes that ask over one connection would get each other's answers.
+        if self._process != os.getpid():
+            self._opened, self._process = self._open(), os.getpid()
+        return self._opened
 
     def __enter__(self) -> Self:
         return self

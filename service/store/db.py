@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
 import threading
@@ -131,19 +132,21 @@ class Store:
         one_moment: dict[str, Any] = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         self._reader = self.engine.execution_options(**one_moment)
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
+        self._process = os.getpid()
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A transaction that only reads, the rows of one moment.
+        """A transaction that only reads, the rows of one moment. A forked process has connections of its own.
 
         Raises:
             DatabaseError: another program changed the file meanwhile, or it was moved.
         """
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self.engine.dispose(close=False)  # two processes over one connection would get each other's rows
         if self._file is not None:
             self._file.check()
-        whole: contextlib.AbstractContextManager[None] = (
-            contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
-        )
+        whole = contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
         with _translated(self.url), whole, self._reader.begin() as connection:
             yield connection
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import shutil
 import sqlite3
 import time
@@ -230,6 +231,24 @@ def test_every_database_gives_the_same_selection(
         answers.append(([s.implementation for s in found], [s.reason for s in found], table))
     assert all(a == answers[0] for a in answers)
     assert answers[0][1] == [Reason.MEASURED, Reason.MEASURED, Reason.PLEVEL]
+
+
+def test_a_forked_process_reads_over_connections_of_its_own(postgres_copy: str) -> None:
+    """Over one, it and its parent would get each other's rows."""
+    with contextlib.closing(Store(postgres_copy)) as store:
+
+        def served_by() -> int:
+            with store.read() as connection:
+                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+        fork = multiprocessing.get_context("fork")
+        found = fork.SimpleQueue()
+        first = served_by()
+        child = fork.Process(target=lambda: found.put(served_by()))
+        child.start()
+        child.join()
+        assert served_by() == first
+        assert found.get() != first
 
 
 def test_a_question_is_asked_once(service: Service, database: str) -> None:

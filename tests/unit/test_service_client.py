@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -92,6 +93,47 @@ def test_a_busy_service_is_asked_again_for_what_may_be_repeated(status: int) -> 
     assert seen == ["POST"]
     with pytest.raises(ServiceError, match=f"answered {status}"):  # patience ends
         client_of(lambda request: httpx.Response(status), 0).run(7)
+
+
+class _Asked(BaseHTTPRequestHandler):
+    """Answers each request with the port of its connection."""
+
+    protocol_version = "HTTP/1.1"  # keeps connections open
+
+    def do_GET(self) -> None:
+        body = encode([{"port": self.client_address[1]}])
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_a_forked_process_asks_over_connections_of_its_own() -> None:
+    """Over one, it and its parent would get each other's answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Asked) as server:
+        answering = threading.Thread(target=server.serve_forever)
+        answering.start()
+        fork = multiprocessing.get_context("fork")
+        ports = fork.SimpleQueue()
+        try:
+            with Client(f"http://127.0.0.1:{server.server_port}", patience_s=0) as client:
+
+                def ask() -> int:
+                    port: int = client._http.get("/").json()[0]["port"]
+                    return port
+
+                first = ask()
+                child = fork.Process(target=lambda: ports.put(ask()))
+                child.start()
+                child.join()
+                assert ask() == first
+                assert ports.get() != first
+        finally:
+            server.shutdown()
+            answering.join()
 
 
 def test_patience_ends() -> None:
