@@ -96,7 +96,7 @@ class Client:
         patience_s: the time for which calls are retried while nothing answers.
         token: the token, if the service requires one.
         namespace: the namespace of all requests; default: the token's, else `default`.
-        lock: the lock that answers `select` while the service is away.
+        lock: the lock that answers `select` while the service is away or busy.
         transport: an HTTP transport instead of the network.
 
     Raises:
@@ -224,8 +224,8 @@ class Client:
         """Select an implementation and a configuration, with the reason.
 
         A workload may be its text, a target one of TVM's. `foreign` adds imported implementations of
-        other tools (`autotvm:…`); the policy `tvm` always does. If the service is away, the client's lock
-        answers, by plevel's rule, and the explanation names its entry.
+        other tools (`autotvm:…`); the policy `tvm` always does. If the service is away, or busy for longer than this
+        client's patience, the client's lock answers, by plevel's rule, and the explanation names its entry.
 
         Raises:
             ServiceError: no implementation is valid for the workload on the target, or the request is malformed.
@@ -236,14 +236,16 @@ class Client:
         })
         try:
             return self._ask("POST", "/v1/select", Selection, json=to_json(body))
-        except UnreachableError:
-            if self._lock is None or policy != "plevel":
+        except (UnreachableError, ServiceError) as error:
+            status = error.status if isinstance(error, ServiceError) else None
+            if self._lock is None or policy != "plevel" or status not in (None, *BUSY):
                 raise
             try:
                 asked = Target.parse(target) if isinstance(target, str) else target
                 return self._lock.select(_read_workload(workload), asked).selection(asked)
-            except SelectionError as error:
-                raise UnreachableError(f"no service answers at {self.url}, and {error}") from error
+            except SelectionError as missing:
+                away = f"no service answers at {self.url}" if status is None else f"{self.url} answers {status}"
+                raise UnreachableError(f"{away}, and {missing}") from missing
 
     def evidence(
         self, workload: Workload | str, target: Target | str, device: str | None = None
@@ -627,10 +629,8 @@ def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_workload(asked: Workload | str) -> Workload:
-    """The workload of a text in normal form, as a service reads it."""
-    if isinstance(asked, Workload):
-        return asked
-    found = parse_workload(asked)
+    """The workload in normal form, as a service reads it."""
+    found = parse_workload(asked) if isinstance(asked, str) else asked
     return found if find_op(found.op) is None else found.checked()
 
 

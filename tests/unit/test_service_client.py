@@ -24,6 +24,7 @@ from service.settings import Settings
 from strategy.op_strategy import candidates
 from strategy.record import RunRequest, RunState, RunStatus, RunWorkload, encode
 from strategy.select import choose
+from strategy.select.lock import Lock
 from strategy.target import Target
 from strategy.workload import Input, Workload
 
@@ -93,6 +94,30 @@ def test_a_busy_service_is_asked_again_for_what_may_be_repeated(status: int) -> 
     assert seen == ["POST"]
     with pytest.raises(ServiceError, match=f"answered {status}"):  # patience ends
         client_of(lambda request: httpx.Response(status), 0).run(7)
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_a_lock_answers_in_place_of_a_proxy_whose_service_is_away(status: int) -> None:
+    lock = Lock.make([choose(LAYER, TARGET, candidates(LAYER, TARGET), [])])
+    away = httpx.MockTransport(lambda request: httpx.Response(status))
+    with Client("http://farm", transport=away, patience_s=0, lock=lock) as client:
+        assert client.select(LAYER, TARGET).explanation.endswith("from the lock's entry for " + str(TARGET))
+        with pytest.raises(UnreachableError, match=f"^http://farm answers {status}, and softmax.* is not in the lock"):
+            client.select("softmax(data=float32[1,8])", TARGET)
+    refusing = httpx.MockTransport(lambda request: httpx.Response(422, json={"title": "no"}))
+    with Client("http://farm", transport=refusing, lock=lock) as client, pytest.raises(ServiceError, match="no"):
+        client.select(LAYER, TARGET)
+
+
+def test_a_lock_reads_a_workload_as_the_service_does() -> None:
+    """A pooling with a default written out, as other tools make it."""
+    pool = Workload.make("max_pool2d", {"data": "float32[1,8,8,8]"}, {"pool_size": [2, 2]})
+    lock = Lock.make([choose(pool, TARGET, candidates(pool, TARGET), [])])
+    written = Workload("max_pool2d", pool.inputs, {**pool.attr_node.to_json(), "pool_size": [2, 2], "layout": "NCHW"})
+    assert written.key != pool.key
+    away = httpx.MockTransport(lambda request: httpx.Response(502))
+    with Client("http://farm", transport=away, patience_s=0, lock=lock) as client:
+        assert client.select(written, TARGET).workload == pool
 
 
 class _Asked(BaseHTTPRequestHandler):
