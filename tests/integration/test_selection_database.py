@@ -108,6 +108,21 @@ def test_a_purge_and_a_prune_leave_the_lowest_means_right(store: Store) -> None:
     assert derived(store) == before
 
 
+def test_versions_of_another_tool_are_as_old_in_an_import_of_an_export(store: Store) -> None:
+    """Their names have no order: the one whose records came first is the oldest, though they come in one batch."""
+    versions = ["1.b", "1.a", "1.c"]
+    tool = replace(made(1).task, implementation="tool:kernel")
+    items = [replace(made(i, (1.0,)), task=replace(tool, version=v)) for i, v in enumerate(versions)]
+    import_items(store, items)
+    with store.read() as c:
+        (found,) = RecordDatabase(c).foreign(WORKLOAD, TARGET)
+    assert found.version == "1.c"
+    import_items(store, items[::-1], namespace="other")
+    with store.read() as c:
+        (found,) = RecordDatabase(c, namespace="other").foreign(WORKLOAD, TARGET)
+    assert found.version == "1.b"
+
+
 def test_many_workloads_are_read_in_as_many_statements_as_one(store: Store) -> None:
     import_items(store, [made(i, (1.0 + i,)) for i in range(3)])
     asked = [WORKLOAD, *(wider(i) for i in range(20))]
