@@ -13,7 +13,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.best import standing, stood
-from service.store.sql import Ask, given_table, put_rows, values_of, values_table
+from service.store.catalogue import age
+from service.store.sql import Ask, among, given_table, put_rows, values_of, values_table
 from service.store.tables import device, history, record, target_variant, task, workload
 from strategy.select import History
 from strategy.space import Config
@@ -99,19 +100,21 @@ def read(
         as_of: the instant after which records are ignored; default: now.
     """
     given = values_table(connection, [workload.c.digest], [(d,) for d in sorted(digests)])
-    newest = (
-        sa.select(sa.func.max(task.c.id).label("id"))
+    tasks = (
+        sa.select(*task.c["id", "workload_id", "implementation", "target_id", "version"])
         .join(workload, workload.c.id == task.c.workload_id)
         .join(given, given.c.digest == workload.c.digest)
         .where(task.c.namespace == namespace)
-        .group_by(task.c.workload_id, task.c.implementation, task.c.target_id)
     )
+    if as_of is not None:
+        tasks = tasks.where(task.c.created_at <= as_of)
+    by_age = sorted(connection.execute(tasks).all(), key=lambda one: age(one.version, one.id))
+    newest = {(one.workload_id, one.implementation, one.target_id): one.id for one in by_age}
     if as_of is None:
         found: Any = history
-        wanted = task.c.id.in_(newest)
+        wanted = among(task.c.id)
     else:
-        newest = newest.where(task.c.created_at <= as_of)
-        found = _ranked(*stood(as_of), record.c.task_id.in_(newest)).subquery()
+        found = _ranked(*stood(as_of), among(record.c.task_id)).subquery()
         wanted = found.c.place == 1
     rows = connection.execute(
         sa.select(*(found.c[name] for name in ("config", "mean_s", "model")),
@@ -121,7 +124,8 @@ def read(
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target_variant, target_variant.c.id == found.c.variant_id)
         .where(wanted)
-        .order_by(found.c.task_id, found.c.model, found.c.variant_id)
+        .order_by(found.c.task_id, found.c.model, found.c.variant_id),
+        {"ids": sorted(newest.values())},
     )
     return [
         (r.digest, History(implementation=r.implementation, config=Config(r.config),

@@ -315,9 +315,14 @@ def code_versions(connection: sa.Connection, op: str, target_id: int, namespace:
         .group_by(task.c.implementation, task.c.version)
     ).all()
 
-    def place(one: Any) -> tuple[int, int]:
-        code = code_version(one.version)
-        return (int(code) if code.isdecimal() else -1), one.id  # another tool's, which is no number, comes first
+    by_age = sorted(seen, key=lambda one: age(one.version, one.id))
+    return {one.implementation: code_version(one.version) for one in by_age}
 
-    # An import of an old log has the highest id, and not the highest version.
-    return {one.implementation: code_version(one.version) for one in sorted(seen, key=place)}
+
+def age(version: str, task_id: int) -> tuple[int, int]:
+    """The place of a task among those of other versions of an implementation, the newest last.
+
+    An import of an old log has the highest id, and not the highest version.
+    """
+    code = code_version(version)
+    return (int(code) if code.isdecimal() else -1), task_id  # another tool's, which is no number, comes first

@@ -108,6 +108,18 @@ def test_a_purge_and_a_prune_leave_the_lowest_means_right(store: Store) -> None:
     assert derived(store) == before
 
 
+def test_an_old_log_that_is_imported_is_no_newer_version(store: Store) -> None:
+    """A configuration of that version may be none of the space of today."""
+    of = ours(1, (2.0,)).task
+    old = replace(made(2, (1.0,)), task=replace(of, version=f"0.{of.version}"))
+    for some in ([ours(1, (2.0,))], [old]):
+        import_items(store, some)
+    for as_of in (None, now() + 60.0):
+        with store.read() as c:
+            (found,) = RecordDatabase(c, as_of=as_of).history(WORKLOAD)
+            assert found.mean_s == 2.0
+
+
 def test_versions_of_another_tool_are_as_old_in_an_import_of_an_export(store: Store) -> None:
     """Their names have no order: the one whose records came first is the oldest, though they come in one batch."""
     versions = ["1.b", "1.a", "1.c"]
