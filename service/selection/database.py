@@ -230,7 +230,7 @@ class RecordDatabase:
     def foreign(self, workload: Workload, target: Target) -> list[Candidate]:
         """Measurements of a workload in other tools' logs, as candidates on a target.
 
-        From targets that share a key with it; of each implementation, the newest version.
+        From targets that share a key with it, in the order of their names; of each implementation, the newest version.
         """
         found = {}
         for r in self._read("foreign", workload, self._read_foreign):
@@ -240,7 +240,7 @@ class RecordDatabase:
                 found[r.implementation] = Candidate(
                     r.implementation, r.version, r.plevel, None, space, r.library, symbolic=False
                 )
-        return list(found.values())
+        return [found[name] for name in sorted(found)]
 
     def _read_foreign(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         return ((row.digest, row) for row in self._execute(FOREIGN, digests))

@@ -61,13 +61,13 @@ def _many(
 ) -> dict[tuple[Any, ...], int]:
     """The ids of rows by identity, in a few statements; missing ones are inserted.
 
-    They are inserted in a fixed order, against deadlocks; versions of one implementation in the given one, as their ids
-    tell which is the newest. Of two imports that have them in opposite orders one may be repeated.
+    They are inserted in a fixed order, against deadlocks; tasks of one implementation in the given one, as their ids
+    tell which version is the newest. Of two imports that have them in opposite orders one may be repeated.
     """
     wanted = {tuple(row[name] for name in identity): row for row in rows}
     found = _find(connection, table, identity, wanted)
     missing = [key for key in wanted if key not in found]
-    missing.sort(key=lambda key: key[: identity.index("version")] if "version" in identity else key)
+    missing.sort(key=_in_order if table is task else None)
     if missing:
         statement = insert(connection, table).on_conflict_do_nothing()
         if "created_at" in table.c:
@@ -75,6 +75,11 @@ def _many(
         connection.execute(statement, [wanted[key] for key in missing])
         found |= _find(connection, table, identity, missing)
     return found
+
+
+def _in_order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The workload and the implementation of a task's identity."""
+    return key[0], key[2]
 
 
 def _find(

@@ -23,7 +23,17 @@ from service.store.tables import purge, record
 from strategy.record import Device, ErrorKind, Phase, convert
 from strategy.select import History, Level, select
 from strategy.workload import Input, Workload
-from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, device, timed
+from tests.integration.scene import (
+    FAST,
+    OTHER_TARGET,
+    SLOW,
+    TARGET,
+    WORKLOAD,
+    Scene,
+    configs,
+    device,
+    timed,
+)
 from tests.integration.test_import import made
 
 pytestmark = pytest.mark.in_turn("url")
@@ -122,9 +132,9 @@ def test_an_old_log_that_is_imported_is_no_newer_version(store: Store) -> None:
 
 def test_versions_of_another_tool_are_as_old_in_an_import_of_an_export(store: Store) -> None:
     """Their names have no order: the one whose records came first is the oldest, though they come in one batch."""
-    versions = ["1.b", "1.a", "1.c"]
+    versions = [("1.b", OTHER_TARGET), ("1.a", TARGET), ("1.c", OTHER_TARGET)]
     tool = replace(made(1).task, implementation="tool:kernel")
-    items = [replace(made(i, (1.0,)), task=replace(tool, version=v)) for i, v in enumerate(versions)]
+    items = [replace(made(i, (1.0,)), task=replace(tool, version=v, target=t)) for i, (v, t) in enumerate(versions)]
     import_items(store, items)
     with store.read() as c:
         (found,) = RecordDatabase(c).foreign(WORKLOAD, TARGET)
@@ -133,6 +143,14 @@ def test_versions_of_another_tool_are_as_old_in_an_import_of_an_export(store: St
     with store.read() as c:
         (found,) = RecordDatabase(c, namespace="other").foreign(WORKLOAD, TARGET)
     assert found.version == "1.b"
+
+
+def test_implementations_of_other_tools_are_in_the_order_of_their_names(store: Store) -> None:
+    """Of equal ones the first is selected, whichever was imported first."""
+    for name in ("tool:b", "tool:a"):
+        import_items(store, [replace(made(1), task=replace(made(1).task, implementation=name))])
+    with store.read() as c:
+        assert [one.implementation for one in RecordDatabase(c).foreign(WORKLOAD, TARGET)] == ["tool:a", "tool:b"]
 
 
 def test_many_workloads_are_read_in_as_many_statements_as_one(store: Store) -> None:
