@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from plevel.cli.lock import _compare, _line
+from plevel.kernel_selection import choose_kernel
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate
 from strategy.select import (
+    NO_RECORDS,
     Level,
     Measured,
     Prediction,
@@ -147,6 +149,17 @@ def test_an_answer_in_place_of_a_locked_one_says_why(offered: list[Candidate], h
     answer = select(WORKLOAD, TARGET, database, offered=offered)
     assert answer.implementation != "fast" or answer.version == "2.0"
     assert answer.explanation.startswith(f"fast {has}, the lock has {AT_DEVICE.version}: write it again; ")
+
+
+def test_a_kernel_of_a_model_says_why_its_lock_does_not_answer() -> None:
+    softmax = Workload.make("softmax", {"data": "float32[4,8]"})
+    locked = select(softmax, TARGET, NO_RECORDS)
+    older = Lock.make([msgspec.structs.replace(locked, version="0.1")])
+    found = choose_kernel(softmax, TARGET, NO_RECORDS, older)
+    assert isinstance(found, Selection)
+    assert (found.implementation, found.version) == (locked.implementation, locked.version)
+    why = f"{locked.implementation} has version {locked.version} here, the lock has 0.1: write it again; "
+    assert found.explanation == why + locked.explanation
 
 
 def test_records_of_one_device_are_not_told_as_those_of_another() -> None:
