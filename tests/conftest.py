@@ -25,6 +25,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.once import FOLDER
+from tests.own import hide_packages
 from workers.fork import without_torch
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
@@ -66,6 +67,7 @@ def _prefer_memory() -> None:
 
 
 _prefer_memory()
+hide_packages()
 
 # Threads that wait for their next part of a loop sleep: of what tests compute they took a tenth by looking for it.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")

@@ -329,6 +329,25 @@ def test_a_package_that_cannot_be_loaded_takes_no_other_with_it(tmp_path):
     assert done.stderr.count("are left out: ValueError: one") == 1
 
 
+def test_what_is_written_from_the_operators_has_none_of_other_packages(tmp_path):
+    """`make operators` writes the lists and the reference that are shipped."""
+    extends = (
+        "from strategy.op import register_op\nfrom strategy.ops.dense import dense_strategy\n"
+        "register_op('whole')\n"
+        "dense_strategy.extend('cpu')(lambda before, attrs, inputs, out_type, target: 1 / 0)\n"
+    )
+    make_package(tmp_path, "sound", extends)
+    program = (
+        "import tests.unit.test_version as made\n"
+        "def record(because):\n"
+        "    print('whole' in made.all_ops(), '## whole' in made.reference(), made.installed()['dense'].get('*'))\n"
+        "made.record = record\n"
+        "made.main()\n"
+    )
+    done = run_with_packages(tmp_path, "-c", program)
+    assert (done.returncode, done.stdout) == (0, "False False None\n"), done.stderr
+
+
 @pytest.mark.full
 def test_commands_go_on_without_a_package_that_cannot_be_loaded(tmp_path):
     make_package(tmp_path, "broken", "1 / 0")
