@@ -313,7 +313,7 @@ def _load_all() -> Mapping[str, Any]:
         import_module(module)
     own = {name: _strategy_of(op) for name, op in _ops.items()}
     for entry in entry_points(group="plevel.ops"):
-        before = {op: dict(op._attrs) for op in _ops.values()}
+        before = {op: (dict(op._attrs), list(op.examples)) for op in _ops.values()}
         put_back = keep_bodies()
         loads = _loads.set(True)
         try:
@@ -325,7 +325,7 @@ def _load_all() -> Mapping[str, Any]:
                 if op not in before:
                     del _ops[name]
                 else:
-                    op._attrs = before[op]
+                    op._attrs, op.examples = before[op]
             package = entry.value if entry.dist is None else entry.dist.name
             logger.warning(
                 "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s: "

@@ -288,6 +288,7 @@ def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProc
 def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path, last_line, error):
     half = (
         "from strategy.op import get_op, register_op\nregister_op('half')\nget_op('dense').set_attr('x', 1)\n"
+        "get_op('relu').example({'data': 'nonsense'})\n"
         "from strategy.ops.conv2d import conv2d_strategy\nconv2d_strategy.extend('cpu')("
         "lambda before, attrs, inputs, out_type, target: 1 / 0)\n"
         "from strategy.pattern import register_cpu_implementations\n"
@@ -298,6 +299,7 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
     program = (
         "from strategy.op import all_ops, find_op\n"
         "print('half' in all_ops(), 'whole' in all_ops(), find_op('dense').get_attr('x'))\n"
+        "print('nonsense' in str(find_op('relu').examples))\n"
         "from strategy.op_strategy import candidates\n"
         "from strategy.target import Target\n"
         "from strategy.workload import Workload\n"
@@ -309,7 +311,7 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
         "print([name for name, known in installed().items() if '*' in known])\n"
     )
     done = run_with_packages(tmp_path, "-c", program)
-    assert (done.returncode, done.stdout) == (0, "False True None\nTrue\nTrue\n[]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "False True None\nFalse\nTrue\nTrue\n[]\n"), done.stderr
     assert done.stderr == (
         "plevel: the operators of package broken (broken = broken in plevel.ops) are left out: "
         f"{error}: correct or remove the package\n"
