@@ -22,8 +22,8 @@ from strategy.compile.lower import Lowered, lower
 from strategy.cuda.limit import LimitError
 from strategy.cuda.source import PlanError
 from strategy.fault import CompileError, InstantiationError, ToolError, find_fault
-from strategy.op import OpError
-from strategy.op_strategy import Candidate, candidates
+from strategy.op import OpError, get_op
+from strategy.op_strategy import Candidate, candidates, evaluate
 from strategy.record import ErrorKind, JobEntry, Result, Seconds, convert
 from strategy.select import holds
 from strategy.space import ConfigError
@@ -34,6 +34,7 @@ from workers.fork import Channel
 # Compiled functions that a child keeps, the oldest first.
 _OBJECTS = 64
 _objects: dict[tuple[str, Target], bytes] = {}
+_SAME_VERSION = "install the same version of plevel, or of the package that has it, on both sides"
 
 
 class Build(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +50,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a `Build`: a library at its path, or an error.
 
     Attributes:
-        has: the version of the implementation that this host has, 0 for none, if the entry asks for another.
+        has: the version of the implementation that this host has, 0 for none, if the entry asks for another; it may be
+            offered for other workloads only.
     """
 
     entry: int
@@ -76,7 +78,8 @@ class NotInstalledError(RefusedError):
     """This host has another version of the implementation, or none.
 
     Attributes:
-        has: that version, 0 for none; None if only the space is another.
+        has: that version, 0 for none; None if it is the version that was asked for, with another space or for other
+            workloads.
     """
 
     def __init__(self, message: str, has: int | None) -> None:
@@ -145,17 +148,23 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
     """
     offered = {c.implementation: c for c in _candidates(workload, target)}
     candidate = offered.get(entry.implementation)
+    asked = entry.version.partition(".")[0]
     if candidate is None:
+        has = _version_elsewhere(workload.op, target, entry.implementation)
+        names = ", ".join(offered) or "none"
         raise NotInstalledError(
-            f"{workload.op} has no implementation {entry.implementation!r} for {target} here; "
-            f"it has: {', '.join(offered) or 'none'}", 0,
+            f"{workload.op} has no implementation {entry.implementation!r} for {target} here; it has: {names}"
+            if not has else
+            f"{entry.implementation} is not offered for {workload} on this worker, but for others of {workload.op}: "
+            f"{_SAME_VERSION}; it has: {names}",
+            None if str(has) == asked else has,
         )
     if candidate.version != entry.version:
-        has, asked = (version.partition(".")[0] for version in (candidate.version, entry.version))
+        known = candidate.version.partition(".")[0]
         raise NotInstalledError(
             f"{entry.implementation}: version {entry.version} is requested, but this worker has "
-            f"{candidate.version}: install the same version of plevel, or of the package that has it, on both sides",
-            None if has == asked else int(has),
+            f"{candidate.version}: {_SAME_VERSION}",
+            None if known == asked else int(known),
         )
     if not holds(candidate, workload):
         raise RefusedError(
@@ -165,6 +174,16 @@ def check(workload: Workload, target: Target, entry: JobEntry) -> None:
         candidate.space.check(entry.config)
     elif entry.config:
         raise RefusedError(f"{entry.implementation} has no knobs, got {entry.config}")
+
+
+@cache
+def _version_elsewhere(op: str, target: Target, implementation: str) -> int:
+    """The version of an implementation by the workloads that are examples of its operator; 0 if it is for none."""
+    for example in get_op(op).examples:
+        for _, found in evaluate(Workload.make(op, example.inputs, dict(example.attrs)), target):
+            if found.name == implementation:
+                return found.version
+    return 0
 
 
 @cache

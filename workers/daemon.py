@@ -126,6 +126,7 @@ class Daemon:
         self._registered: Registered | None = None
         self._listed = self.info.operators  # without what its builds find
         self._has_found = False  # since it registered
+        self._offered: set[tuple[str, str]] = set()  # operators and implementations of which it has built something
         # The timing thread's time by activity, in seconds.
         self.spent: defaultdict[str, float] = defaultdict(float)
 
@@ -302,7 +303,7 @@ class Daemon:
         leased_at = self.clock()
         self._width += (len(held.lease.job.entries) - self._width) / 2
         try:
-            built = pool.build(held.lease.job, held.ended, lambda b: self._report_failed(held, b))
+            built = pool.build(held.lease.job, held.ended, lambda b: self._note_built(held, b))
             good = [b for b in built if b.error is None]
             found = checker.check(
                 held.lease.job, good, held.ended, lambda result: self._holdings.report(held, result),
@@ -340,18 +341,23 @@ class Daemon:
         self._draining.wait(self._room_pause_s)
         self._room_pause_s = min(2 * self._room_pause_s, LONGEST_PAUSE_S)
 
-    def _report_failed(self, held: Held, built: Built) -> None:
+    def _note_built(self, held: Held, built: Built) -> None:
+        """Report a failure; raise `_OtherVersionError` if it is of this host, which then registers what it has."""
+        op = held.lease.job.workload.op
+        name = next(e.implementation for e in held.lease.job.entries if e.index == built.entry)
         if built.error is None:
-            return
-        job = held.lease.job
-        name = next(e.implementation for e in job.entries if e.index == built.entry)
-        if built.has is not None and name not in self._listed.get(job.workload.op, {}):
+            self._offered.add((op, name))
+        elif (
+            built.has is None or name in self._listed.get(op, {})
+            or (not built.has and (op, name) in self._offered)  # for other workloads, whose jobs it would get no more
+        ):
+            self._holdings.report(held, built.failure())
+        else:
             known = self.info.operators
-            found = known | {job.workload.op: known.get(job.workload.op, {}) | {name: built.has}}
+            found = known | {op: known.get(op, {}) | {name: built.has}}
             self.info = msgspec.structs.replace(self.info, operators=found)
             self._has_found = True
             raise _OtherVersionError(built.message)
-        self._holdings.report(held, built.failure())
 
     # Timing
 

@@ -38,6 +38,7 @@ DEEDS = (
     "code_reads_past_workspace", "code_writes_past_workspace", "code_writes_before_workspace", "code_writes_input",
 )
 
+LEAST = 4  # elements, of fewer of which nothing is offered
 GATE = "HOSTILE_GATE"  # the environment's name of a file; a run that waits goes on once it is there
 
 
@@ -226,7 +227,8 @@ def schedule(attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
 @override_native_generic_func("hostile_strategy")
 def hostile_strategy(attrs: Attrs, inputs: Any, out_type: Any, target: Target) -> OpStrategy:
     strategy = OpStrategy()
-    strategy.add_implementation(compute, schedule, "hostile.cpu", 10, version=3, space=space)
+    if int(inputs[0].shape[0]) >= LEAST:
+        strategy.add_implementation(compute, schedule, "hostile.cpu", 10, version=3, space=space)
     return strategy
 
 

@@ -16,6 +16,8 @@ import httpx
 import pytest
 from msgspec.structs import replace as replace_struct
 
+from strategy.cpu.passes import PROCESSOR_VERSION
+from strategy.op import Example, get_op
 from strategy.op_strategy import candidates
 from strategy.record import (
     ALL,
@@ -39,6 +41,7 @@ from strategy.record import (
 from strategy.space import Config
 from strategy.workload import Workload
 from tests.limit import HANG_S
+from workers import builder
 from workers.client import AnswerError, Client
 from workers.cpu import assign, describe_device, parse_cores
 from workers.daemon import Daemon, describe_worker
@@ -522,6 +525,36 @@ def test_a_worker_of_another_version_of_a_package_gives_its_jobs_back_and_says_w
     assert running.daemon.info.operators["hostile"] == {ALL: 0, "hostile.cpu": has}
     assert "job 1 (search, hostile(" in caplog.text
     assert ") was released: hostile.cpu: version 2.00000000 is requested" in caplog.text
+
+
+def few(like: Job) -> Job:
+    """The same job for a workload for which the implementation is not offered."""
+    return replace_struct(like, workload=Workload.make("hostile", {"data": f"float32[{hostile.LEAST - 1}]"}))
+
+
+def test_what_a_package_does_not_offer_for_one_workload_is_built_for_others_all_the_same(
+    serve: Callable[..., Running],
+) -> None:
+    script = Script([job(1, "good"), few(job(2, "good")), job(3, "good")])
+    running = serve(script)
+    script.wait_for(lambda: script.done == [1, 2, 3])
+    assert script.results[2][0].error is ErrorKind.INVALID
+    assert running.daemon.info.operators["hostile"] == {ALL: 0}
+
+
+def test_an_example_says_which_version_of_a_package_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An implementation is not missing because one workload is not offered it."""
+    asked = few(job(1, "good"))
+    (entry,) = asked.entries
+    there = 3 + PROCESSOR_VERSION
+    for example, version, has in ((3, entry.version, 0), (5, entry.version, None), (5, "2.00000000", there)):
+        monkeypatch.setattr(get_op("hostile"), "examples", [Example({"data": f"float32[{example}]"}, {})])
+        builder._version_elsewhere.cache_clear()
+        with pytest.raises(builder.NotInstalledError) as caught:
+            builder.check(asked.workload, asked.target, replace_struct(entry, version=version))
+        assert caught.value.has == has
+        assert ("is not offered for hostile(data=float32[3])" in str(caught.value)) == (example == 5)
+    builder._version_elsewhere.cache_clear()
 
 
 class Breaking:
