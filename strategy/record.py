@@ -147,9 +147,14 @@ class Estimate(msgspec.Struct, frozen=True):
         return Estimate(self.high_s, self.high_s, self.high_s, self.samples)
 
     def show_spread(self) -> str:
-        """`±1.2%`, or the number of samples if they are too few for an interval."""
+        """`±1.2%`, or the number of samples if they are too few for an interval.
+
+        `up to 4.1×` if the interval ends that far above the median: a time is above 0, so that none is ±150 %.
+        """
         if self.spread is None:
             return show_number(self.samples, "sample")
+        if self.high_s > 2 * self.median_s:
+            return f"up to {self.high_s / self.median_s:.3g}×"
         return f"±{self.spread:.1%}"
 
 

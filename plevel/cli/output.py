@@ -245,12 +245,12 @@ def group_by_workload(tasks: Iterable[TaskStatus]) -> dict[str, list[TaskStatus]
 
 def show_noise(estimates: Iterable[Estimate | None]) -> list[str]:
     """A warning with its remedy if times are too uncertain to choose by."""
-    spreads = [e.spread for e in estimates if e is not None and e.spread is not None]
-    worst = max(spreads, default=0.0)
-    if worst <= NOISY:
+    known = [e for e in estimates if e is not None and e.spread is not None]
+    worst = max(known, key=lambda e: e.spread or 0.0, default=None)
+    if worst is None or worst.spread is None or worst.spread <= NOISY:
         return []
     remedy = "check the host with 'plevel doctor', measure again with 'plevel tune … --force'"
-    return [f"noisy      the median is known to ±{worst:.1%} only: {remedy}"]
+    return [f"noisy      the 95 % interval of the median is {worst.show_spread()}: {remedy}"]
 
 
 def selection_lines(selection: Selection) -> list[str]:

@@ -155,7 +155,8 @@ def _finish_if_tuned(
     finish(
         connection, run_id, RunState.DONE,
         f"tuned enough already, in run {named}: the same versions, target and policies, with at "
-        "least this budget or stopped by its own rule: `force` (--force) tunes again",
+        "least this budget or stopped by its own rule: --force (`force` of a request) measures "
+        f"{request.trials} trials more, beside the records there are",
     )
 
 

@@ -141,6 +141,7 @@ def test_tune_survives_a_killed_worker_and_all_give_the_same_answer(stage: Stage
         again = stage.run("tune", *DENSE, *BUDGET, "--url", stage.url)
         assert again.returncode == 0, again.stderr
         assert "tuned enough" in again.stdout
+        assert "--force (`force` of a request) measures " in again.stdout
         assert winner in again.stdout
         assert len(all_records(client)) == before
         forced = stage.run(

@@ -222,11 +222,11 @@ def test_progress_of_a_confirmation_counts_the_workloads_that_have_one() -> None
     assert out.getvalue().strip() == "confirming 10/10 trials, 1 of 2 workloads confirmed"
 
 
-@pytest.mark.parametrize(("half", "told"), [(0.04, False), (0.4, True)])
-def test_uncertain_times_are_told_with_the_remedy(half: float, told: bool) -> None:
-    lines = output.show_noise([None, Estimate(1.0, 1 - half, 1 + half, 20)])
-    assert len(lines) == told
-    assert all("±40.0%" in line and "plevel doctor" in line for line in lines)
+@pytest.mark.parametrize(("high_s", "told"), [(1.04, ""), (1.4, "±20.0%"), (9.2, "up to 9.2×")])
+def test_uncertain_times_are_told_with_the_remedy(high_s: float, told: str) -> None:
+    lines = output.show_noise([None, Estimate(1.0, 1.0, high_s, 20), Estimate(2.0, 1.99, 2.01, 20)])
+    assert len(lines) == bool(told)
+    assert all(f"of the median is {told}: " in line and "plevel doctor" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
