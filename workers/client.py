@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 ANSWER_S = 30.0
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-_UNAUTHORIZED = 401
-# Statuses of a lost lease or an unknown worker, and of a proxy that finds no service.
-_LOST = frozenset({404, 409, 410})
+_RETRIED = frozenset({408, 425, 429})
+_UNAUTHORIZED, _NOT_IMPLEMENTED = 401, 501
+# Statuses of a lost lease, an unknown worker or a refused one, and of a proxy that finds no service or asks who it is.
+_OF_PROXIES = frozenset({403, 404, 407, 409, 410})
+_BY_PROXY = "no plevel service says so: check the proxies on the way to it"
 
 
 class ServiceError(Exception):
@@ -172,11 +173,10 @@ class Client:
         try:
             return decode(answer.content, kind)
         except WireError as error:
-            is_json = isinstance(error.__cause__, msgspec.ValidationError)  # a page of a proxy is none
-            raise (AnswerError if is_json else ServiceError)(
-                f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error}): check that it "
-                "is a plevel service of the same version"
-            ) from error
+            said = f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error})"
+            if not isinstance(error.__cause__, msgspec.ValidationError):  # but a page, as of a login
+                raise UnreachableError(f"{said}; {_BY_PROXY}") from error
+            raise AnswerError(f"{said}: check that it is a plevel service of the same version") from error
 
     def _send(self, method: str, path: str, body: Any = None, timeout_s: float = ANSWER_S) -> httpx.Response:
         """Send a request, once more by a new token where the service refuses the old one.
@@ -189,7 +189,7 @@ class Client:
         answer = self._send_once(method, path, content, timeout_s)
         if answer.status_code == _UNAUTHORIZED and self._renew_token(sent):
             answer = self._send_once(method, path, content, timeout_s)
-        if answer.status_code >= 400:
+        if answer.status_code >= 300:
             raise _refusal(self.shown, path, answer)
         return answer
 
@@ -228,11 +228,14 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
         kind = str(problem.get("type"))
     except (msgspec.MsgspecError, AttributeError):
         detail, kind = answer.text.strip().partition("\n")[0][:200], ""
+    if (elsewhere := answer.headers.get("location")) is not None:
+        detail = f"it redirects to {elsewhere[:200]}"
     message = f"{url}{path} answered {answer.status_code}: {detail}"
-    if answer.status_code in _RETRIED:
+    is_fault = answer.status_code >= 500 and answer.status_code != _NOT_IMPLEMENTED  # by a program that takes no POST
+    if is_fault or answer.status_code in _RETRIED:
         return UnreachableError(message)
-    if answer.status_code in _LOST and not kind.startswith("urn:plevel:"):
-        return UnreachableError(f"{message}; no plevel service says so: check the proxies on the way to it")
+    if (answer.status_code < 400 or answer.status_code in _OF_PROXIES) and not kind.startswith("urn:plevel:"):
+        return UnreachableError(f"{message}; {_BY_PROXY}")
     if answer.status_code == _UNAUTHORIZED:
         return UnauthorizedError(message)
     if kind == "urn:plevel:device-busy":

@@ -7,6 +7,7 @@ the lease is lost.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -34,6 +35,8 @@ from workers.client import (
 log = logging.getLogger(__name__)
 # A service that comes back leaves a third of a term, of 12 s, to leases that are over by then.
 _LONGEST_AWAY_S = 2.0
+# Errors of this host or of its file server, after which the file can be read.
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT})
 # The spool needs no limit, as a worker that cannot report gets no jobs.
 REFUSED_BYTES = 64 * 2**20
 
@@ -95,13 +98,19 @@ class Spool:
                 os.close(directory)
 
     def first(self) -> tuple[Report, list[Path]] | None:
-        """The oldest results, merged with all others of their lease and session, and their files."""
+        """The oldest results, merged with all others of their lease and session, and their files.
+
+        Raises:
+            OSError: they cannot be read now, as while this process has too many files open.
+        """
         found: Report | None = None
         paths: list[Path] = []
         for path in sorted(self._own.glob("*.json")):
             try:
                 report = decode(path.read_bytes(), Report)
             except (OSError, WireError) as error:
+                if isinstance(error, OSError) and error.errno in _PASSING:
+                    raise
                 log.warning("%s cannot be read, its results are kept aside for inspection: %s", path, error)
                 self.refuse([path])
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import subprocess
@@ -186,7 +188,7 @@ def test_a_forgotten_worker_is_told_to_register_again() -> None:
         client.heartbeat(1)
 
 
-@pytest.mark.parametrize("status", [404, 409, 410])
+@pytest.mark.parametrize("status", [302, 403, 404, 407, 409, 410])
 @pytest.mark.parametrize("body", [{"text": "<html>no route</html>"}, {"json": {"type": "about:blank"}}, {"json": []}])
 def test_what_a_proxy_says_of_a_service_is_no_word_of_the_service(status: int, body: dict[str, Any]) -> None:
     service = Service(*(httpx.Response(status, **body) for _ in range(3)), Leases())
@@ -199,6 +201,29 @@ def test_what_a_proxy_says_of_a_service_is_no_word_of_the_service(status: int, b
             ask()
     assert client.lease(REQUEST) == ()  # asked again
     assert not service.answers
+
+
+PAGES = {
+    "of a login": httpx.Response(200, text="<html>Who are you?</html>"),
+    "of a firewall": httpx.Response(403, text="<html>blocked</html>"),
+    "of a gateway whose service is down": httpx.Response(521, text="<html>web server is down</html>"),
+    "of another address": httpx.Response(301, headers={"location": "https://farm.test/v1/leases/5/results"}),
+}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_results_outlast_the_pages_of_proxies(
+    page: httpx.Response, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    yes = ResultsAccepted(accepted=1, known=0)
+    sender, seen = start(Service(page, yes))
+    sender.put(report(5, 0, done=True))
+    assert sender.flush(30)
+    assert seen.accepted == [(5, yes)] and not seen.lost
+    assert "results stay in the spool, and are sent again" in caplog.text
+    assert ("redirects to https://farm.test/" in caplog.text) == (page.status_code == 301)
 
 
 def test_an_answer_of_another_kind_is_an_error() -> None:
@@ -241,6 +266,27 @@ def test_a_spool_joins_the_results_of_a_session(spool: Spool) -> None:
     spool.remove(paths)
     second = spool.first()
     assert second is not None and second[0] == report(6, 0, session="t")
+
+
+def test_results_that_cannot_be_read_for_now_stay_in_the_spool(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As while a file server starts again; what can never be read is set aside, or it would hold up the others."""
+    for entry in (0, 1):
+        spool.put(report(5, entry))
+
+    def fail(path: Path, number: int) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: fail(path, errno.ESTALE))
+        with pytest.raises(OSError, match="Stale"):
+            spool.first()
+    assert (first := spool.first()) is not None and len(first[1]) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: fail(path, errno.EIO))
+        assert spool.first() is None
+    assert spool.empty and "kept aside for inspection" in caplog.text
 
 
 _PUT_AND_DIE = """
