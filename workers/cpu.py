@@ -353,15 +353,27 @@ def _opened_lock() -> Iterator[int]:
     try:
         descriptor = os.open(path, flags)  # of another user: sticky folders forbid O_CREAT on it
     except FileNotFoundError:
-        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-        with contextlib.suppress(PermissionError):
-            os.fchmod(descriptor, 0o666)
+        descriptor = _create_lock(path, flags)
     except OSError as error:
         raise DeviceError(f"{path} cannot be opened ({error.strerror}): remove it") from error
     try:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _create_lock(path: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    except OSError as error:
+        folders = ", ".join(map(str, _SHARED))
+        raise DeviceError(
+            f"{path}, by which the workers of a host take turns, cannot be created ({error.strerror}): let all users "
+            f"write to one of {folders}, in a container by a volume"
+        ) from error
+    with contextlib.suppress(PermissionError):
+        os.fchmod(descriptor, 0o666)
+    return descriptor
 
 
 def _is_shared(folder: Path) -> bool:

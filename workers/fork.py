@@ -308,9 +308,13 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 def _restrict(limits: Limits) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_bytes, limits.file_bytes))
+    bounds = {
+        resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: limits.memory_bytes, resource.RLIMIT_FSIZE: limits.file_bytes,
+    }
+    for kind, wanted in bounds.items():
+        _, own = resource.getrlimit(kind)
+        most = wanted if own == resource.RLIM_INFINITY else min(wanted, own)  # only root can raise its own
+        resource.setrlimit(kind, (most, most))
     with contextlib.suppress(OSError):
         # Out of memory, the kernel should kill a child, not the daemon.
         Path("/proc/self/oom_score_adj").write_text("900")

@@ -111,6 +111,13 @@ def test_all_users_find_the_same_lock(tmp_path: Path, monkeypatch: pytest.Monkey
     assert stat.S_IMODE((folders[2] / cpu._LOCK_NAME).stat().st_mode) == 0o666
 
 
+def test_a_host_without_a_folder_for_the_lock_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_SHARED", (tmp_path / "gone",))
+    told = r"plevel-timing.lock, by .* cannot be created \(No such file or directory\): let all users write to one of "
+    with pytest.raises(DeviceError, match=told), timing_lock():
+        pass
+
+
 @pytest.mark.parametrize("threads", [0, -1, 9])
 def test_more_threads_than_cores_are_refused(eight: None, threads: int) -> None:
     with pytest.raises(DeviceError, match="8 cores"):

@@ -65,6 +65,18 @@ def test_pytorch_is_hidden_from_an_import_unless_it_is_loaded(tmp_path: Path, mo
     del sys.modules["torch"]  # which is restored only if there was one
 
 
+def test_a_child_gets_no_more_than_this_user_may_have() -> None:
+    """As of `ulimit -f`: but for root, to raise a hard limit is an error, and no child could run."""
+    program = (
+        "import resource\nfrom workers import fork\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "fork._restrict(fork.Limits(module='none', memory_bytes=1 << 30))\n"
+        "print(*(resource.getrlimit(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_DATA)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.stdout == f"{(1 << 20, 1 << 20)} {(1 << 30, 1 << 30)}\n", done.stderr
+
+
 def test_a_host_that_cannot_start_a_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
