@@ -141,7 +141,8 @@ class Holdings:
         try:
             answer = self._client.renew(held.lease, held.timing, timeout_s)
         except LeaseLostError as error:
-            log.warning("%s: its lease is lost, stopping its work: %s", held, error, extra=held.ids)
+            if not held.lost:  # two threads renew that of the job that is timed
+                log.warning("%s: its lease is lost, stopping its work: %s", held, error, extra=held.ids)
             held.end(lost=True)
             return
         if answer.cancelled:

@@ -137,6 +137,11 @@ class Spool:
         keep_newest(refused, REFUSED_BYTES)
 
     @property
+    def folder(self) -> Path:
+        """The folder of this process."""
+        return self._own
+
+    @property
     def empty(self) -> bool:
         return next(self._own.glob("*.json"), None) is None
 
@@ -198,7 +203,11 @@ class Sender:
                 self.spool.put(report)
                 break
             except OSError as error:
-                log.warning("results cannot be written to the spool (%s), retrying: free some space", error)
+                if pause == FIRST_PAUSE_S:
+                    log.warning(
+                        "results cannot be written to %s (%s), trying again until they can: free some space",
+                        self.spool.folder, error.strerror,
+                    )
             with self._change:
                 if self._change.wait_for(lambda: self._closing, pause):
                     return  # its lease is released, and it is measured again

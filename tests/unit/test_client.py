@@ -504,7 +504,9 @@ def test_what_is_not_sent_at_the_end_stays_on_disk(
     assert not spool.empty
 
 
-def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_waited_for_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     spool = Spool(tmp_path, URL)
     refused: list[int] = []
     put = spool.put
@@ -527,6 +529,7 @@ def test_a_full_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sender.put(Report(lease_id=7, results=sent))
     assert accepted.wait(HANG_S)
     assert refused == [7, 7]
+    assert caplog.text.count(f"results cannot be written to {spool.folder} (No space left on device), trying") == 1
     sender.close(10)
     spool.close()
     client.close()
