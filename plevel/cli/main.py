@@ -217,6 +217,11 @@ def _build(*names: str) -> Any:
 
 def _open_streams() -> None:
     """Replace closed standard streams, and characters that an encoding lacks or that command a terminal."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # else the next file, such as a database, gets the number to which libraries and children write
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

@@ -1126,6 +1126,18 @@ def test_a_closed_output_is_no_defect(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """The socket of `plevel serve` did, and that of `plevel tune` was replaced in its service by this one's log."""
+    found = tmp_path / "found"
+    program = (
+        "import os, sys\nfrom plevel.cli.main import _open_streams\n_open_streams()\n"
+        "streams = [(os.readlink(f'/proc/self/fd/{n}'), os.get_inheritable(n)) for n in range(3)]\n"
+        "open(sys.argv[1], 'w').write(repr(streams))\n"
+    )
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program, str(found)], check=True)
+    assert found.read_text() == repr([("/dev/null", True)] * 3)
+
+
 def test_a_full_output_is_an_error_of_one_line(tmp_path: Path) -> None:
     buffered = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""}
     for command in (("ops", "--json"), ("runs", "--json")):  # more than a buffer, and less
