@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -18,6 +20,7 @@ from plevel.torch.quantization import NAMESPACE, define_quantized, is_quantized_
 from strategy.network.graph import NetworkError
 
 _UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
+_UNRESOLVED = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")
 _GROUPED = "torch.ops.transformers.grouped_mm_fallback"
 _logger = logging.getLogger("torch.export")
 
@@ -60,6 +63,9 @@ def _load_with(path: Path, known: set[str]) -> ExportedProgram:
             continue
         if f"torch.ops.{NAMESPACE}" in str(reason) and not is_quantized_defined():
             define_quantized()
+            continue
+        if unresolved := _UNRESOLVED.search(str(reason)):
+            _define_of_torchvision(unresolved[1])
             continue
         unknown = _UNKNOWN.search(str(reason))
         if unknown is None or unknown[1] in known or not unknown[1].isprintable():
@@ -114,6 +120,18 @@ def _define_grouped() -> None:
     grouped_mm_fallback.__annotations__ = dict.fromkeys(("input", "weight", "offs", "return"), torch.Tensor)
     made = torch.library.custom_op("transformers::grouped_mm_fallback", grouped_mm_fallback, mutates_args=())
     made.register_fake(lambda data, weight, offs: data.new_empty(data.shape[0], weight.shape[2]))
+
+
+def _define_of_torchvision(name: str) -> None:
+    """Define torchvision's operators by its package; raise `NetworkError` for an operator of another, or without it."""
+    why = "of a package other than PyTorch and torchvision: write the model without it, or end it before"
+    if name.startswith("torchvision."):
+        why = "of torchvision, which cannot be imported here: install the one for this PyTorch"
+        if "torchvision" not in sys.modules:
+            with suppress(ImportError, RuntimeError):  # not installed, or for another PyTorch
+                import_module("torchvision")
+                return
+    raise NetworkError(f"it calls {name!r:.120}, an operator {why}")
 
 
 def _forget_multiples(program: ExportedProgram) -> None:

@@ -818,3 +818,55 @@ def test_a_file_of_experts_is_read_without_transformers(tmp_path: Path, capsys: 
     subprocess.run([sys.executable, "-c", _EXPERTS, str(path)], check=True, timeout=HANG_S)
     assert compile_model(path, "-o", tmp_path / "experts.so") == 0
     assert "agree" in capsys.readouterr().out
+
+
+_PACKAGE = """
+import torch
+
+given = "Tensor x, Tensor boxes, float scale, int rows, int columns, int n, bool aligned"
+torch.library.define("NAME::roi_align", f"({given}) -> Tensor")
+torch.library.register_fake("NAME::roi_align")(lambda x, boxes, scale, *size: x.new_empty(len(boxes), 1, *size[:2]))
+"""
+_REGIONS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, NAME
+
+class Regions(torch.nn.Module):
+    def forward(self, x, boxes):
+        return torch.ops.NAME.roi_align(x, boxes, 1.0, 3, 3, 2, True)
+
+program = torch.export.export(Regions(), (torch.randn(1, 1, 8, 8), torch.rand(2, 5)))
+torch.export.save(program, sys.argv[2])
+"""
+_READ = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from plevel.torch.program import load_program
+from strategy.network.graph import NetworkError
+try:
+    print([str(n.target) for n in load_program(Path(sys.argv[2])).graph.nodes if n.op == "call_function"])
+except NetworkError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torchvision", "['torchvision.roi_align.default']"),
+        ("regions", "it calls 'regions.roi_align.default', an operator of a package other than PyTorch"),
+    ],
+)
+def test_operators_of_other_packages_are_refused_by_name_and_torchvisions_read(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    """A process that reads a file has not imported what its model was made with."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(_PACKAGE.replace("NAME", name))
+    for code in (_REGIONS, _READ):
+        command = [sys.executable, "-c", code.replace("NAME", name), str(tmp_path), str(tmp_path / "model.pt2")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+        assert done.returncode == 0, done.stderr
+    assert said in done.stdout
