@@ -344,3 +344,18 @@ def test_weights_that_are_too_large_for_a_message_are_given_beside_it(monkeypatc
     assert made.decides
     np.testing.assert_allclose(made.outputs[0], made.inputs[0] @ weight, rtol=1e-4, atol=1e-5)
     assert len(model.graph.initializer[0].raw_data) == weight.nbytes  # of the copy alone
+
+
+def test_quantised_numbers_are_those_of_the_file_and_not_of_fused_kernels() -> None:
+    """ONNX Runtime's optimizer takes a softmax of integers, some of which are off by one."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    constants = {"s": np.float32(0.03), "z": np.uint8(120), "t": np.float32(0.013), "o": np.uint8(7)}
+    nodes = [
+        N("QuantizeLinear", "x s z", "q", domain=""), N("DequantizeLinear", "q s z", "d", domain=""),
+        N("Softmax", "d", "p", domain="", axis=-1), N("QuantizeLinear", "p t o", "r", domain=""),
+        N("DequantizeLinear", "r t o", domain=""),
+    ]
+    model = model_of(nodes, {"x": normal(64, 32)}, constants)
+    made = run_model(model, [])
+    (found,) = evaluate(import_model(model)[0].root, {"x": made.inputs[0]})
+    assert error_of(found, made.outputs[0]) < 1e-6
