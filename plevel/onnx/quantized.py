@@ -47,6 +47,7 @@ def _quantity(value: Expr | None, dtype: str) -> Constant:
 @register("QuantizeLinear", "com.microsoft.QuantizeLinear")
 def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     dtype = _named_dtype(node) or "uint8" if zero_point is None else zero_point.tensor_type.dtype
+    x = x if x.tensor_type.dtype == "float32" else call("cast", x, dtype="float32")  # as ONNX Runtime divides them
     if dtype not in _BYTES or not _is_plain(scale, zero_point):
         return _quantized_by_parts(node, x, scale, zero_point, dtype)
     given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
@@ -72,7 +73,8 @@ def _spread(node: Node, value: Expr, x: Expr) -> Expr:
 
 def _quantized_by_parts(node: Node, x: Expr, scale: Expr, zero_point: Expr | None, dtype: str) -> Expr:
     """A tensor as integers, with scales and zero points of any form, which may be computed at the call."""
-    found = call("round", call("divide", x, _spread(node, scale, x)))
+    factor = scale if scale.tensor_type.dtype == "float32" else call("cast", scale, dtype="float32")
+    found = call("round", call("divide", x, _spread(node, factor, x)))
     if zero_point is not None:
         found = call("add", found, call("cast", _spread(node, zero_point, x), dtype=x.tensor_type.dtype))
     limits = np.iinfo(dtype)

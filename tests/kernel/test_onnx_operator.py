@@ -316,6 +316,18 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
         [N("QuantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.INT8)], {"x": normal(8)},
         {"s": np.float32(0.1)}, 21,
     ),
+    "numbers of 16 bits as integers": (
+        [N("QuantizeLinear", ["x", "s", "z"], ["y"])], {"x": IMAGE["x"].astype("float16")},
+        {"s": np.float16(0.125), "z": np.int8(7)}, 19,
+    ),
+    "numbers of 16 bits as integers, with a scale that is data": (
+        [N("Mul", ["s", "two"], ["t"]), N("QuantizeLinear", ["x", "t", "z"], ["y"])],
+        {"x": IMAGE["x"].astype("float16"), "s": np.float16(0.125)}, {"two": np.float16(2), "z": np.uint8(7)}, 19,
+    ),
+    "integers in steps of others": (
+        [N("QuantizeLinear", ["x", "s", "z"], ["y"])], {"x": BYTES["x"].astype("int32") * 4 - 500},
+        {"s": np.float32(8), "z": np.int8(3)}, 13,
+    ),
     "integers as numbers of 16 bits": (
         [N("DequantizeLinear", ["x", "s", "z"], ["y"])], BYTES, {"s": np.float16(0.125), "z": np.uint8(7)}, 19
     ),
