@@ -65,6 +65,9 @@ def read_model(path: Path, dims: Dims) -> tuple[Any, Symbols]:
             tensor.data_location = onnx.TensorProto.DEFAULT
     except (onnx.checker.ValidationError, OSError, ValueError, RuntimeError) as error:
         raise NetworkError(f"no valid ONNX model: {_short(error)}") from error
+    sparse = [t.values.name for g in nested(model.graph) for t in g.sparse_initializer]
+    if sparse:
+        raise NetworkError(f"initializer {sparse[0]!r:.80} is sparse, and plevel reads dense ones: write it as such")
     _require_few_calls(model)
     _require_few_parts(model)
     symbols = _fix_sizes(model.graph, dims)

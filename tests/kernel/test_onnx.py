@@ -715,11 +715,19 @@ def without_outputs() -> Any:
     return model
 
 
+def with_sparse_weight() -> Any:
+    model = small(PRODUCT, weight=[])
+    given = numpy_helper.from_array(np.ones(1, "float32"), "w"), numpy_helper.from_array(np.zeros(1, "int64"), "i")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(*given, [4, 4]))
+    return model
+
+
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "cut short": (lambda: SAMPLE.read_bytes()[:-700], "cut short|no valid ONNX model"),
     "text": (lambda: b"Once upon a time", "not an ONNX model|no valid ONNX model"),
     "empty": (lambda: b"", "no valid ONNX model"),
     "missing initializer": (lambda: small(PRODUCT, weight=[]), "'w'"),
+    "sparse initializer": (with_sparse_weight, "initializer 'w' is sparse, and plevel reads dense ones"),
     "data elsewhere": (lambda: outside("../../etc/passwd"), "outside of the model's folder"),
     "absolute data": (lambda: outside("/etc/passwd"), "outside of the model's folder"),
     "data of a function elsewhere": (lambda: outside_in_a_function("../w"), "outside of the model's folder"),
