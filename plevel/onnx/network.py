@@ -76,6 +76,7 @@ _OF_VALUES = frozenset({
     "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
+_WIDER = {"int4": "int8", "uint4": "uint8"}
 _IN_MESSAGE = 1 << 30  # bytes of weights; the rest is far below as much
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
 
@@ -175,8 +176,10 @@ class _Importer:
     def network(self) -> tuple[Network, tuple[Unknown, ...]]:
         if self.inferred is None:
             self._refuse_unknown(self.graph)
+        others = {n for node in _nodes(self.graph) if node.op_type != "DequantizeLinear" for n in node.input}
+        others.update(output.name for graph in nested(self.graph) for output in graph.output)
         for name, tensor in self.weights.items():
-            self.values[name] = _initial(tensor)
+            self.values[name] = _initial(tensor, widened=name not in others)
         inputs = []
         for given in self.graph.input:
             if given.name not in self.values:
@@ -481,14 +484,16 @@ def _is_computable(node: Any) -> bool:
     return _is_standard(node) and node.op_type not in _RANDOM | _MISCOMPUTED | SEQUENCES and not graphs
 
 
-def _initial(tensor: Any) -> Constant:
+def _initial(tensor: Any, *, widened: bool = False) -> Constant:
+    """The value of an initializer; integers of 4 bits in bytes if they may be, as their numbers alone are read."""
     try:
         array = onnx.numpy_helper.to_array(tensor)
     except KeyError as error:
         raise NetworkError(f"initializer {tensor.name!r:.80}: ONNX has no dtype {error}") from error
     except (ValueError, TypeError) as error:
         raise NetworkError(f"initializer {tensor.name!r:.80}: {error}") from error
-    return _constant(array, tensor.name)
+    wider = _WIDER.get(array.dtype.name) if widened else None
+    return _constant(array.astype(wider) if wider else array, tensor.name)
 
 
 def _constant(array: Any, name: str) -> Constant:

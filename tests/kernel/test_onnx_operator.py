@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -323,6 +324,14 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "numbers of 16 bits as integers, with a scale that is data": (
         [N("Mul", ["s", "two"], ["t"]), N("QuantizeLinear", ["x", "t", "z"], ["y"])],
         {"x": IMAGE["x"].astype("float16"), "s": np.float16(0.125)}, {"two": np.float16(2), "z": np.uint8(7)}, 19,
+    ),
+    "weights of 4 bits": (
+        [N("DequantizeLinear", ["w", "s", "z"], ["d"], axis=0, block_size=2), N("MatMul", ["x", "d"], ["y"])],
+        {"x": normal(3, 4)},
+        {
+            "w": np.arange(-8, 8).reshape(4, 4).astype(ml_dtypes.int4), "s": abs(normal(2, 4)),
+            "z": np.arange(-4, 4).reshape(2, 4).astype(ml_dtypes.int4),
+        }, 21,
     ),
     "integers in steps of others": (
         [N("QuantizeLinear", ["x", "s", "z"], ["y"])], {"x": BYTES["x"].astype("int32") * 4 - 500},
