@@ -63,6 +63,10 @@ def scalar(value: Any, dtype: str) -> Expr:
     return cast(value.made, dtype) if isinstance(value, Computed) else Constant(np.asarray(value, dtype))
 
 
+_OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
+_ORDERS = ("less", "less_equal", "greater", "greater_equal")
+
+
 def _binary(name: str) -> Operator:
     """A binary operator of tensors, or of one and a number; `alpha` scales the second."""
 
@@ -72,8 +76,11 @@ def _binary(name: str) -> Operator:
         left, right = promoted(x, y)
         if alpha != 1:
             right = call("multiply", right, number(alpha, right))
-        if name == "multiply" and left.tensor_type.dtype == "bool":
-            return call("logical_and", left, right)
+        if left.tensor_type.dtype == "bool":
+            if name in _OF_TRUTHS:
+                return call(_OF_TRUTHS[name], left, right)
+            if name in _ORDERS:
+                left, right = cast(left, "uint8"), cast(right, "uint8")
         return call(name, left, right)
 
     return make
@@ -159,7 +166,7 @@ OPERATORS |= {
     "aten.linear.default": layer.linear,
     **dict.fromkeys(("aten.matmul.default", "aten.mm.default", "aten.bmm.default"), layer.matmul),
     "aten.reciprocal.default": lambda x: call("divide", number(1, x), x),
-    "aten.exp2.default": lambda x: call("power", number(2, x), x),
+    "aten.exp2.default": _of_floats(lambda x: call("power", number(2, x), x)),
     "aten.gelu.default": lambda x, approximate="none": call("gelu", x, approximate=approximate),
     "aten.leaky_relu.default": lambda x, negative_slope=0.01: call("leaky_relu", x, alpha=float(negative_slope)),
     "aten.hardsigmoid.default": lambda x: call("hardsigmoid", x, alpha=1 / 6),

@@ -134,6 +134,10 @@ COMPUTED = {
     "activations": (lambda x: (x * x.sigmoid(), x * (0.5 * (1 + torch.erf(x * 0.5**0.5)))), X),
     "integers and floats": (lambda i: comparisons(i, 0.5), COUNTS),
     "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
+    "bools and bools": (
+        lambda b, i: (b + b[:1], b.add(i > 1), b > b[:1], b >= b.flip(0), b < b[:1], b <= b.flip(0), (i - 1).exp2()),
+        COUNTS > 0, COUNTS,
+    ),
     "integers promoted": (lambda i: (i + 0.5, 0.5 - i, i * 1.0, torch.where(i > 1, i, 0.5)), COUNTS),
     "alpha": (lambda x, i: (torch.add(x, i, alpha=0.5), torch.sub(i, x, alpha=3), torch.add(i, i, alpha=3)), X, COUNTS),
     "functions of integers": (lambda i: (i.sqrt(), i.exp(), (i > 0).sigmoid(), i**0.5, i**2, i.float().sin()), COUNTS),
