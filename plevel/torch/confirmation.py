@@ -24,6 +24,7 @@ from plevel.torch.frozen import (
     Written,
     copy_strided,
     is_dense,
+    is_mask,
     is_same,
     put_back,
     unexpanded,
@@ -75,6 +76,7 @@ def confirm(
     state: Sequence[torch.Tensor],
     progress: Progress,
     form_s: float,
+    make_moved: Callable[[float], Compiled],
 ) -> tuple[Compiled, Whole | None, Verdict]:
     """The fastest form of the graph that was found, its library if it is one, and why.
 
@@ -85,8 +87,9 @@ def confirm(
         state: the tensors of the model that the graph changes: they are put back after each call, whatever it raises.
         progress: says what goes on; nothing is begun that is expected to take longer than is left there.
         form_s: seconds that the first form is expected to take to compile.
+        make_moved: gives the graph with what it looks up in tables off by a part.
     """
-    found = _Search(plan, make, inputs, state, progress, form_s)
+    found = _Search(plan, make, inputs, state, progress, form_s, make_moved)
     try:
         found.run(make_whole)
     except _RefusedError as error:
@@ -103,9 +106,9 @@ class _Search:
 
     def __init__(
         self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor],
-        progress: Progress, form_s: float,
+        progress: Progress, form_s: float, make_moved: Callable[[float], Compiled],
     ) -> None:
-        self.plan, self.make, self.progress, self.form_s = plan, make, progress, form_s
+        self.plan, self.make, self.progress, self.form_s, self.make_moved = plan, make, progress, form_s, make_moved
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.epsilon = max(map(epsilon, kinds), default=0.0)
         self.tolerance = max(TOLERANCE, 4 * self.epsilon)
@@ -209,13 +212,22 @@ class _Search:
         return [min(self.tolerance / part * little, max(ROUNDING * little, most)) for little, most in pairs]
 
     def _moved(self, part: float) -> list[float]:
-        """The differences of Inductor's outputs by inputs whose numbers are all off by a part of them, up or down."""
+        """The differences of outputs by inputs whose numbers are all off by a part of them, up or down.
+
+        Where none can be, as of tokens, what is looked up for them is. Masks stay as they are.
+        """
         pairs = [
             (unexpanded(given), unexpanded(i))
             for given, i in zip(self.given, self.inputs, strict=True)
             if isinstance(i, torch.Tensor) and (i.is_floating_point() or i.is_complex())
             and i.element_size() > 1  # PyTorch has no arithmetic of numbers of 8 bits
+            and not is_mask(i)
         ]
+        if not pairs:
+            found = right = self.expected
+            with suppress(Exception):  # of PyTorch, for an operator that Inductor alone has
+                right, found = (self._outputs(self.make_moved(off)) for off in (0.0, part))
+            return differences(found, right)
         with _putting_back(pairs):
             for given, _ in pairs:
                 given.mul_(1 + part * torch.randn(given.shape, device=given.device).sign())

@@ -7,14 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter, Node
 
-from plevel.torch.frozen import compile_frozen, copy
+from plevel.torch.frozen import compile_frozen, copy, is_mask
+from plevel.torch.node import aten
 from plevel.torch.plan import Plan, graph_digest
 from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.torch")
 _STATE = "_plevel_state_"
+_LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default)
 
 
 def keep_frozen(frozen: GraphModule) -> GraphModule:
@@ -72,3 +74,23 @@ def make_form(
         except Exception:  # of PyTorch, for a graph that it made itself
             logger.debug("a form is compiled from the module", exc_info=True)
     return compile_frozen(module, inputs, lambda found: plan.apply(found, wanted))
+
+
+class _Moved(Interpreter):  # type: ignore[misc]
+    """A run of a graph with the rows of its tables that it looks up off by a part of them."""
+
+    def __init__(self, frozen: GraphModule, part: float) -> None:
+        super().__init__(frozen)
+        self.part, self.generator = part, torch.Generator().manual_seed(0)
+
+    def run_node(self, n: Node) -> Any:
+        found = super().run_node(n)
+        is_table = n.target in _LOOKUPS and isinstance(n.args[0], Node) and n.args[0].op == "get_attr"
+        if is_table and found.is_floating_point() and not is_mask(found):
+            found.mul_(1 + self.part * torch.randn(found.shape, generator=self.generator).sign())
+        return found
+
+
+def make_moved(frozen: GraphModule, part: float) -> Callable[..., Any]:
+    """A frozen graph, without Inductor, with what it looks up in tables for its inputs off by a part, up or down."""
+    return lambda *inputs: _Moved(frozen, part).run(*inputs)

@@ -91,6 +91,11 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
+def is_mask(x: torch.Tensor) -> bool:
+    """Return whether a tensor has two values at most, such as 0 and 1: a mask of 0.999 would hide nothing."""
+    return not x.is_complex() and bool(x.numel()) and bool(((x == x.min()) | (x == x.max())).all())
+
+
 def copy_strided(x: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of `x`, which compiled graphs check; an expanded axis stays one element."""
     span = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))

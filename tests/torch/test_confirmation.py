@@ -861,8 +861,56 @@ def test_inputs_that_pytorch_cannot_multiply_are_not_moved():
     search = object.__new__(confirmation._Search)
     search.alone, search.inputs, search.given, search.written = lambda x: [x.float()], [x], [x.clone()], []
     search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.make_moved = lambda part: search.alone
     search.expected = search._outputs(search.alone)
     assert not search._agrees(lambda x: [x.float() * 1.01])
+
+
+@pytest.mark.parametrize("hidden", [-1e4, torch.finfo(torch.float32).min])
+def test_a_mask_among_the_inputs_lets_no_wrong_form_pass(hidden):
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x, mask = torch.randn(24, 64, generator=torch.Generator().manual_seed(1)), (torch.arange(24) < 18).float()
+
+    def make(scale):
+        return lambda x, mask: [(x @ x.T + (1 - mask) * hidden).softmax(-1) @ x @ weight * scale]
+
+    search = object.__new__(confirmation._Search)
+    search.alone, search.inputs, search.written = make(1), [x, mask], []
+    search.given = [x.clone(), mask.clone()]
+    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.expected = search._outputs(search.alone)
+    assert search._agrees(make(1))
+    assert not search._agrees(make(1.03))
+
+
+class Tokens(torch.nn.Module):
+    """A model of integers alone, with an output whose terms cancel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.rows, self.linear = torch.nn.Embedding(50, 96), torch.nn.Linear(96, width)
+
+    def forward(self, ids, mask):
+        y = self.linear(self.rows(ids)) + (1 - mask[:, None]) * torch.finfo(torch.float32).min
+        y = y.softmax(0)
+        return y, (y - y.mean(1, keepdim=True)).sum(1)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("factor", "replaced"), [(1.000001, 1), (1.01, 0)])
+def test_terms_that_cancel_are_allowed_for_where_inputs_are_integers(
+    ratios, factor: float, replaced: int, monkeypatch: pytest.MonkeyPatch
+):
+    pack = operation.pack
+    monkeypatch.setattr(operation, "pack", lambda *given: pack(*given) * factor)
+    torch.manual_seed(0)
+    model, ids = Tokens(200 + 8 * replaced).eval(), torch.arange(24)
+    ratios += [[0.8] * 9] * replaced
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        torch.compile(model, backend=plevel)(ids, (ids < 18).long())
+    report = explain(model)[-1]
+    assert report.replaced == replaced, str(report)
 
 
 class Stateful(torch.nn.Module):
@@ -1168,7 +1216,8 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
     ratios += [[0.8] * 9]
     x = torch.tensor([-1.0, 1.0, torch.nan])
     with Progress(lambda: math.inf, Series()) as progress:
-        _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0)
+        make_moved = lambda part: masked
+        _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0, make_moved)
     assert verdict.refused == ""
     assert ratios == []
 
