@@ -9,10 +9,11 @@ then workload by workload.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from plevel.torch.frozen import (
 from plevel.torch.node import hint
 from plevel.torch.plan import Plan
 from plevel.torch.progress import Progress
+from plevel.torch.store import MOVED_BY, folder
 from plevel.torch.verdict import Verdict
 from plevel.torch.whole import Whole
 from strategy.confirmation import Comparison
@@ -41,8 +43,9 @@ from strategy.record import Estimate, estimate
 from strategy.table import show_number
 from strategy.workload import Workload
 from workers.reference import epsilon
-from workers.scratch import ScratchError
+from workers.scratch import ScratchError, check_room
 
+logger = logging.getLogger("plevel.torch")
 ROUNDS = 15
 LEAST_ROUNDS = 7
 SURE = 0.8  # a ratio that the interval of the least rounds lies below ends a comparison
@@ -121,7 +124,7 @@ class _Search:
         self.kept: Kept = frozenset()
         self.whole: Whole | None = None
         self.apart = self.ended = ""
-        self.errors: Mapping[Workload, str] = {}
+        self.errors: dict[Workload, str] = {}
         self.library: dict[str, str] = {}
         self.differing: set[Workload] = set()
         self.steps: list[Comparison] = []
@@ -161,7 +164,7 @@ class _Search:
         except TimeoutError:
             self.ended = OVER
             return
-        self.errors = self.plan.errors
+        self.errors.update(self.plan.errors)
         for exchanged in families:
             self._exchange(exchanged)
         end = time.perf_counter() + SINGLES_S
@@ -184,7 +187,7 @@ class _Search:
             plan.key, plan.graph, plan.extraction.flops, tuple(sorted(w.key for w in self.kept)), tuple(self.steps),
             pool=f"openmp, {show_number(torch.get_num_threads(), 'thread')}", before_s=before_s,
             after_s=after_s, whole=self.whole is not None, apart=self.apart, library=self.library, ended=self.ended,
-            errors={w.key: why for w, why in self.errors.items()},
+            errors={w.key: why for w, why in self.errors.items() if w not in self.kept},
             differing=tuple(sorted(w.key for w in self.differing - self.kept)),
         )
 
@@ -252,10 +255,21 @@ class _Search:
         names = ", ".join(sorted({w.op for w in exchanged}))
         self._say(f"Inductor compiles it with other kernels of {names}")
         begin = time.perf_counter()
-        candidate = self.make(wanted)
-        self.form_s = time.perf_counter() - begin
-        self._say(f"it is timed with other kernels of {names}")
-        if not self._agrees(candidate):
+        try:
+            candidate = self.make(wanted)
+            self.form_s = time.perf_counter() - begin
+            self._say(f"it is timed with other kernels of {names}")
+            agrees = self._agrees(candidate)
+        except (OSError, CompileError):  # of the disk or the C compiler, whatever the form
+            raise
+        except Exception as error:  # of Inductor, for code that other forms lack
+            check_room(folder(), MOVED_BY)  # Inductor's compiler does not say that the disk is why it failed
+            why = f"the graph fails with it: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            logger.warning("plevel: a form of a graph is left out, with other kernels of %s: %s", names, why)
+            logger.debug("the form failed", exc_info=True)
+            self.errors.update(dict.fromkeys(exchanged, why))
+            return
+        if not agrees:
             self.differing |= exchanged
             return
         timed = self._compare(self.best, candidate)

@@ -109,6 +109,8 @@ def _left(found: Extracted, verdict: Verdict | None) -> str:
         return apart if found.parts else "Inductor fuses it with its neighbours, and it was not timed"
     if verdict.refused:
         return verdict.refused
+    if found.workload.key in verdict.told:
+        return verdict.told[found.workload.key]
     if found.workload.key in verdict.differing:
         return "the graph's outputs differ from Inductor's with it"
     if any(found.workload.key in step.workloads for step in verdict.steps):

@@ -72,6 +72,7 @@ def _verdict(plan: Plan, told: Confirmation, choose: Choose) -> Verdict | None:
         plan.key, plan.graph, plan.extraction.flops, () if whole else tuple(sorted(w.key for w in chosen)), told.steps,
         told.refused, f"openmp, {show_number(plan.target.threads, 'thread')}", told.before_s, told.after_s, whole,
         library={w.key: kernel_digest(now) for w, now in chosen.items()} if whole else {},
+        told={part.workload.key: part.reason for part in told.parts if not part.implementation},
     )
 
 
@@ -95,7 +96,8 @@ def _ask(database: str | None, ask: Callable[[Any], Any], failed: str) -> Any:
 
 def _confirmation(made: Report, verdict: Verdict, target: Target) -> Confirmation:
     # The message of a failed build has paths of this machine.
-    reasons = ("it has no kernel here" if p.workload in made.failed else p.reason[:4000] for p in made.rows)
+    failed = "its kernel failed where the graph was timed"
+    reasons = (failed if p.workload in made.failed else p.reason[:4000] for p in made.rows)
     return Confirmation(
         key=verdict.key, graph=verdict.graph, framework=f"torch {torch.__version__}",
         target=target, parts=tuple(replace(p, reason=r) for p, r in zip(made.rows, reasons, strict=True)),

@@ -23,8 +23,9 @@ class Verdict(msgspec.Struct, frozen=True):
     of a call by Inductor alone and with all that stay, in turns; `pool` names the threads that ran all of them.
     `whole`: the graph is one library of plevel's, `apart` says why it is not. `library` has the digests of the kernels
     of the library that was timed, by workload. `ended` is the reason why not all was compared that could be, and
-    `errors` are the reasons of workloads whose kernels could not be built, by key. With the kernels of the workloads
-    `differing` the graph's outputs were others than Inductor's.
+    `errors` are the reasons of workloads whose kernels could not be built, or with whose kernels the graph fails, by
+    key. With the kernels of the workloads `differing` the graph's outputs were others than Inductor's. A verdict that
+    another machine recorded has its reasons why workloads have no kernel in `told`, by key, in place of these two.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Verdict(msgspec.Struct, frozen=True):
     ended: str = ""
     errors: dict[str, str] = {}
     differing: tuple[str, ...] = ()
+    told: dict[str, str] = {}
 
     @property
     def is_final(self) -> bool:

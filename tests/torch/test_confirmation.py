@@ -26,6 +26,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
+from torch._inductor.exc import InductorError
 from torch.testing._internal.two_tensor import TwoTensor
 
 from plevel import deployment, kernel_selection
@@ -913,6 +914,28 @@ def test_terms_that_cancel_are_allowed_for_where_inputs_are_integers(
     assert report.replaced == replaced, str(report)
 
 
+def test_a_form_that_inductor_cannot_compile_is_left_out_and_others_stay(
+    ratios, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def compile_some(plan, wanted, *given):
+        if any(w.op == "conv2d" for w in wanted):
+            raise InductorError(KeyError("buf7"), None)
+        return compile_form(plan, wanted, *given)
+
+    compile_form = compilation.make_form
+    monkeypatch.setattr(compilation, "make_form", compile_some)
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 112)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    ratios += [[0.8] * 9]
+    report = run(model, (x,))
+    assert ratios == []
+    assert [row.workload.op for row in report.rows if row.implementation] == ["dense"]
+    assert str(report).count("the graph fails with it: InductorError: KeyError: 'buf7'") == 1
+    assert caplog.text.count("a form of a graph is left out, with other kernels of conv2d") == 1
+    assert run(model, (x,)).rows == report.rows  # by the verdict on disk
+
+
 class Stateful(torch.nn.Module):
     """A step that writes a cache, a position and a parameter of its own."""
 
@@ -1072,6 +1095,31 @@ def test_a_verdict_is_recorded_where_selections_are_from(ratios, tmp_path: Path,
     sent = json.dumps(found)
     assert not {str(Path.home()), str(tmp_path), socket.gethostname()} & set(sent.split('"'))
     assert len(sent) < 20_000  # no weights
+
+
+def test_another_machine_says_why_a_kernel_was_left_out(ratios, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def pack_wrong(built, *given):
+        return pack(built, *given) * (1.01 if built.selection.workload.op == "conv2d" else 1)
+
+    pack = operation.pack
+    monkeypatch.setattr(operation, "pack", pack_wrong)
+    place = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(place)
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 120)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    ratios += [[0.8] * 9]
+    for machine in ("one", "another"):  # which times nothing
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        torch._dynamo.reset()
+        with torch.inference_mode():
+            torch.compile(model, backend=plevel, options={"database": str(tmp_path / "plevel.db")})(x)
+        assert "the graph's outputs differ from Inductor's with it" in str(explain(model)[-1])
+        with connect(None, place) as records:
+            told = convert(records.networks()[0]["confirmation"], Confirmation)
+        assert [p.reason for p in told.parts if p.workload.op == "conv2d"] == [
+            "the graph's outputs differ from Inductor's with it"
+        ]
 
 
 @pytest.mark.full
