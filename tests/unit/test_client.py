@@ -221,7 +221,7 @@ def test_results_outlast_the_pages_of_proxies(
     sender, seen = start(Service(page, yes))
     sender.put(report(5, 0, done=True))
     assert sender.flush(30)
-    assert seen.accepted == [(5, yes)] and not seen.lost
+    assert seen.accepted == [("s", yes)] and not seen.lost
     assert "results stay in the spool, and are sent again" in caplog.text
     assert ("redirects to https://farm.test/" in caplog.text) == (page.status_code == 301)
 
