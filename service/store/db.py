@@ -142,8 +142,8 @@ class Store:
             DatabaseError: another program changed the file meanwhile, or it was moved.
         """
         if self._process != os.getpid():
-            self._process = os.getpid()
             self.engine.dispose(close=False)  # two processes over one connection would get each other's rows
+            self._process = os.getpid()  # after that, as another thread takes a connection at once
         if self._file is not None:
             self._file.check()
         whole = contextlib.nullcontext() if self._foreign is None else self._foreign.reading()

@@ -251,6 +251,39 @@ def test_a_forked_process_reads_over_connections_of_its_own(postgres_copy: str) 
         assert found.get() != first
 
 
+def test_no_thread_of_a_forked_process_reads_over_its_parents_connection(
+    postgres_copy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another drops the parent's, which takes a moment."""
+    with contextlib.closing(Store(postgres_copy)) as store:
+
+        def served_by() -> int:
+            with store.read() as connection:
+                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+        def ask() -> None:
+            dispose = store.engine.dispose
+
+            def slow(*, close: bool) -> None:
+                time.sleep(0.5)
+                dispose(close=close)
+
+            monkeypatch.setattr(store.engine, "dispose", slow)
+            with ThreadPoolExecutor(2) as pool:
+                one = pool.submit(served_by)
+                time.sleep(0.1)
+                other = pool.submit(served_by)
+                found.put({one.result(), other.result()})
+
+        fork = multiprocessing.get_context("fork")
+        found = fork.SimpleQueue()
+        first = served_by()
+        child = fork.Process(target=ask)
+        child.start()
+        child.join()
+        assert first not in found.get()
+
+
 def test_a_question_is_asked_once(service: Service, database: str) -> None:
     for where in (service.url, database):
         with plevel_database(where) as known:
