@@ -23,6 +23,7 @@ from service.queue import lease as leasing
 from service.queue import report as reporting
 from service.queue.place import LeaseAsk
 from service.records import log_page, settled
+from service.records.best import standing
 from service.records.filter import Wanted
 from service.records.importer import import_items
 from service.records.retention import Doubtful, prune, purge_doubtful
@@ -258,7 +259,8 @@ def check(world: World, store: Store, seen: list[int]) -> None:
         own = sa.and_(record.c.job_id.is_not(None), record.c.phase != Phase.REFERENCE.value)
         written = c.execute(sa.select(*record.c["job_id", "entry", "lease_id", "run_id", "task_id"]).where(own)).all()
         live = c.scalars(sa.select(lease.c.id).where(lease.c.ended_at.is_(None))).all()
-        stored = c.scalars(sa.select(record.c.id).order_by(record.c.id)).all()
+        # What is purged before the reader's next look is not shown.
+        stored = c.scalars(sa.select(record.c.id).where(standing())).all()
         told = {run_id: tally(c, run_id) for run_id in set(world.runs)}
         rows = c.execute(
             sa.select(record.c.run_id, sa.func.count().label("n"), sa.func.count(tombstone.c.record_id).label("purged"))
