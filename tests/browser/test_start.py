@@ -128,11 +128,15 @@ def test_another_site_s_form_and_one_without_scope_start_nothing(own: Site) -> N
 
 def test_a_request_that_is_not_admitted_gets_a_page(own: Site) -> None:
     with contextlib.closing(Store(own.database)) as store, store.write() as c:
-        secret = token.create(c, "looks", {TokenScope.READ}).secret
+        secret, other = (token.create(c, s.value, {s}).secret for s in (TokenScope.READ, TokenScope.SUBMIT))
     browser = {"accept": "text/html"}
     refused = httpx.post(f"{own.url}/runs/new", auth=("", secret), headers=browser)
     assert refused.status_code == 403
     assert "<h1>This is not allowed</h1>" in refused.text and "--scope submit" in refused.text
+    assert "to use another, open a private window" in refused.text
+    foreign = httpx.post(f"{own.url}/runs/new", auth=("", other), headers={**browser, "sec-fetch-site": "cross-site"})
+    assert foreign.status_code == 403
+    assert "is another site" in foreign.text and "private window" not in foreign.text
     unknown = httpx.get(own.url, headers=browser)
     assert unknown.status_code == 401
     assert unknown.headers["www-authenticate"].startswith("Basic ")
