@@ -222,9 +222,12 @@ class LockDatabase(NoRecords):
         version = next((c.version for c in valid if c.implementation == entry.implementation), None)
         if version == entry.version:
             return found if found.reason in (Reason.MEASURED, Reason.TRANSFERRED) else entry.selection(found.target)
-        has = "is not offered here" if version is None else f"has version {version} here"
-        why = f"{entry.implementation} {has}, the lock has {entry.version}: write it again; {found.explanation}"
-        return msgspec.structs.replace(found, explanation=why)
+        if version is None and entry.library is not None and entry.library not in found.target.libs:
+            why = f"calls {entry.library}, which {found.target} is without: add this target to the lock"
+        else:
+            has = "is not offered here" if version is None else f"has version {version} here"
+            why = f"{has}, the lock has {entry.version}: write it again"
+        return msgspec.structs.replace(found, explanation=f"{entry.implementation} {why}; {found.explanation}")
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

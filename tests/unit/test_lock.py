@@ -151,6 +151,16 @@ def test_an_answer_in_place_of_a_locked_one_says_why(offered: list[Candidate], h
     assert answer.explanation.startswith(f"fast {has}, the lock has {AT_DEVICE.version}: write it again; ")
 
 
+def test_an_answer_in_place_of_a_library_that_the_target_is_without_says_so() -> None:
+    """As of a network's kernels: the lock would have the library again."""
+    own = Target.parse({**TARGET.to_json(), "libs": ["cblas"]})
+    locked = choose(WORKLOAD, own, [Candidate("vendor", "1.0", 30, library="cblas")], [])
+    answer = select(WORKLOAD, TARGET.in_network(), LockDatabase(Lock.make([locked])), offered=OFFERED)
+    assert answer.implementation == "new"
+    told = f"vendor calls cblas, which {TARGET.in_network()} is without: add this target to the lock; "
+    assert answer.explanation.startswith(told)
+
+
 def test_a_kernel_of_a_model_says_why_its_lock_does_not_answer() -> None:
     softmax = Workload.make("softmax", {"data": "float32[4,8]"})
     locked = select(softmax, TARGET, NO_RECORDS)
