@@ -69,9 +69,9 @@ def prune(
 
     For each task its `keep_best` fastest configurations of each device model and of all are kept, by search and by
     confirmation, and those that are the best on a device, a device model or the target, or the lowest mean of TVM's
-    rule, with all of their records. Of the advice for each task and device the newest is kept. Records and advice
-    imported without a date count from their import. Tasks of live runs are left out, as their records are trials that
-    count, up to the last that a tuner has seen.
+    rule, with all of their records; on SQLite that of the newest record, too. Of the advice for each task and device
+    the newest is kept. Records and advice imported without a date count from their import. Tasks of live runs are left
+    out, as their records are trials that count, up to the last that a tuner has seen.
 
     Args:
         keep_best: the number of configurations of each task, at least 1.
@@ -178,6 +178,10 @@ def _old(
             sa.select(table.c.config_digest).where(table.c.task_id == task_id)
         )
     }
+    if connection.dialect.name == "sqlite":  # whose next id is one above the highest: followers would pass it over
+        newest = sa.select(sa.func.max(record.c.id)).scalar_subquery()
+        of_newest = sa.select(record.c.config_digest).where(record.c.task_id == task_id, record.c.id == newest)
+        kept.update(connection.scalars(of_newest))
     models = connection.scalars(
         sa.select(best_table.c.scope_value).where(
             best_table.c.task_id == task_id, best_table.c.scope == Scope.MODEL.value

@@ -754,7 +754,7 @@ def records_of(store: Store) -> int:
 
 def test_what_is_read_in_one_transaction_is_of_one_moment(crowd: Crowd) -> None:
     reader, writer = crowd.stores[:2]
-    import_items(writer, [made(i, (1.0 + i,), measured_at=1.0) for i in range(10)])
+    import_items(writer, [made(i, (1.0 + i,), measured_at=1.0) for i in reversed(range(10))])
     records = sa.select(sa.func.count()).select_from(record)
     with reader.read() as c:
         ranked = c.scalar(records)

@@ -91,7 +91,7 @@ def test_what_an_interrupted_pruning_has_deleted_is_told(store: Store, monkeypat
 
 def test_pruning_holds_tasks_for_a_short_time_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports to them wait meanwhile."""
-    import_items(store, [made(i, (1.0 + i,), measured_at=DAY_S, space=f"{i % 3}") for i in range(12)])
+    import_items(store, [made(i, (1.0 + i,), measured_at=DAY_S, space=f"{i % 3}") for i in reversed(range(12))])
     said = prune(store, 1, DAY_S * 2, dry=True)
     commits: list[object] = []
     sa.event.listen(store.engine, "commit", commits.append)
@@ -121,17 +121,28 @@ def test_pruning_keeps_the_fastest_of_each_device_model(store: Store) -> None:
     import_items(
         store,
         [made(i, (first + i,), measured_at=1.0, device_model=m) for m, first in times.items()
-         for i in (range(6) if m == "A" else range(6, 12))],
+         for i in (range(6) if m == "A" else (*range(7, 12), 6))],  # the newest is one of them, which SQLite keeps
     )
     prune(store, 2, DAY_S, dry=False)
     assert left(store) == {made(i).config_digest for i in (0, 1, 6, 7)}
 
 
 def test_pruning_keeps_the_lowest_mean(store: Store) -> None:
-    times = [(1.0, 1.0, 1.0), (0.1, 1.2, 1.2), (3.0, 3.0, 3.0)]  # the second has the lowest mean alone
+    times = [(3.0, 3.0, 3.0), (0.1, 1.2, 1.2), (1.0, 1.0, 1.0)]  # the second has the lowest mean alone
     import_items(store, [made(i, t, measured_at=DAY_S, device_model="A") for i, t in enumerate(times)])
     assert prune(store, 1, DAY_S * 2, dry=False).records == 1
     assert len(left(store)) == 2
+
+
+def test_records_that_are_stored_after_a_prune_come_after_those_before(store: Store) -> None:
+    """SQLite gives the ids of deleted rows again if there are none above them."""
+    import_items(store, [made(i, (1.0 + i,), measured_at=DAY_S) for i in range(3)])
+    with store.read() as c:
+        (*_, last) = log_page.page(c, Wanted()).records
+    prune(store, 1, 2 * DAY_S, dry=False)
+    import_items(store, [made(i, (9.0,), measured_at=DAY_S) for i in range(4, 6)])
+    with store.read() as c:
+        assert len(log_page.page(c, Wanted(), cursor=last.id).records) == 2
 
 
 def test_pruning_leaves_the_trials_of_live_runs(store: Store) -> None:
