@@ -68,7 +68,7 @@ class Spool:
     def _adopt(self, left: Path) -> None:
         with contextlib.suppress(OSError), taken_over(left) as ours:
             if ours:
-                for path in sorted(left.glob("*.json")):
+                for path in _files(left):
                     path.rename(self._next_path())
                 shutil.rmtree(left, ignore_errors=True)
 
@@ -105,7 +105,7 @@ class Spool:
         """
         found: Report | None = None
         paths: list[Path] = []
-        for path in sorted(self._own.glob("*.json")):
+        for path in _files(self._own):
             try:
                 report = decode(path.read_bytes(), Report)
             except (OSError, WireError) as error:
@@ -143,13 +143,26 @@ class Spool:
 
     @property
     def empty(self) -> bool:
-        return next(self._own.glob("*.json"), None) is None
+        return not _files(self._own)
 
     def close(self) -> None:
         """Leave unacknowledged results for the next process to adopt."""
-        if self.empty:
-            shutil.rmtree(self._own, ignore_errors=True)
+        with contextlib.suppress(OSError):  # results that cannot be listed now are not deleted
+            if self.empty:
+                shutil.rmtree(self._own, ignore_errors=True)
         self._holding.close()
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder's results, the oldest first; none if it was deleted.
+
+    Raises:
+        OSError: it cannot be listed. Since Python 3.12 `Path.glob` finds nothing then, and an empty folder is deleted.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return []
 
 
 def _session(report: Report) -> tuple[int, str]:
@@ -250,7 +263,12 @@ class Sender:
                 if self._closing:
                     return
             try:
-                waiting = self._send_first()
+                if not self._send_first():
+                    with self._change:
+                        # Results may have been added since the folder was read.
+                        if self.spool.empty:
+                            self._due = None
+                        self._change.notify_all()
             except (UnreachableError, UnauthorizedError, OSError) as error:  # OSError: of the spool's disk
                 if pause == FIRST_PAUSE_S:
                     log.warning("%s; results stay in the spool, and are sent again", error)
@@ -260,12 +278,6 @@ class Sender:
                 pause = min(2 * pause, longest_s)
                 continue
             pause = FIRST_PAUSE_S
-            if not waiting:
-                with self._change:
-                    # Results may have been added since the folder was read.
-                    if self.spool.empty:
-                        self._due = None
-                    self._change.notify_all()
 
     def _send_first(self) -> bool:
         """Send the oldest results; return True if there were any."""

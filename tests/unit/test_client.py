@@ -289,6 +289,54 @@ def test_results_that_cannot_be_read_for_now_stay_in_the_spool(
     assert spool.empty and "kept aside for inspection" in caplog.text
 
 
+def test_a_folder_that_cannot_be_listed_is_not_deleted_as_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a file server starts again, at the end of one worker and at the start of the next."""
+    former = Spool(tmp_path, URL)
+    former.put(report(5, 0))
+
+    def fail_there(found: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any) -> Any:
+            if former.folder.name in str(path):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return found(path)
+
+        return look
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, fail_there(getattr(os, name)))
+        with pytest.raises(OSError, match="Stale"):
+            former.first()
+        former.close()
+        between = Spool(tmp_path, URL)
+        assert between.empty
+        between.close()
+    spool = Spool(tmp_path, URL)
+    assert (first := spool.first()) is not None and first[0] == report(5, 0)
+    spool.close()
+
+
+def test_a_folder_that_cannot_be_listed_for_now_does_not_end_the_sender(
+    spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    yes, failures = ResultsAccepted(accepted=1, known=0), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    sender, seen = start(Service(yes, yes))
+
+    def is_empty(_: Spool) -> bool:
+        if failures:
+            raise failures.pop()
+        return spool.first() is None
+
+    monkeypatch.setattr(Spool, "empty", property(is_empty))
+    for entry in (0, 1):
+        sender.put(report(5, entry, done=True))
+        assert sender.flush(HANG_S)
+    assert not failures and seen.accepted == [("s", yes)] * 2
+
+
 _PUT_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
