@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from zipfile import is_zipfile
@@ -128,9 +128,11 @@ def _define_of_torchvision(name: str) -> None:
     if name.startswith("torchvision."):
         why = "of torchvision, which cannot be imported here: install the one for this PyTorch"
         if "torchvision" not in sys.modules:
-            with suppress(ImportError, RuntimeError):  # not installed, or for another PyTorch
+            try:
                 import_module("torchvision")
                 return
+            except Exception as error:  # whatever one for another PyTorch raises
+                why = f"{why} ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
     raise NetworkError(f"it calls {name!r:.120}, an operator {why}")
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from plevel import comparison, deployment, faster, kernel_selection
 from plevel.cli.main import main
 from plevel.torch.exported import import_program, run_program
-from plevel.torch.program import load_program
+from plevel.torch.program import _define_of_torchvision, load_program
 from strategy.compile.c_text import c_names
 from strategy.network.graph import NetworkError
 from strategy.network.probe import PROBES
@@ -870,3 +870,12 @@ def test_operators_of_other_packages_are_refused_by_name_and_torchvisions_read(
         done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+def test_a_torchvision_for_another_pytorch_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise AttributeError('torch.library has no register_fake')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    said = r"install the one for this PyTorch \(AttributeError: torch.library has no register_fake\)"
+    with pytest.raises(NetworkError, match=said):
+        _define_of_torchvision("torchvision.nms.default")
