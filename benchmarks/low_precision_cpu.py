@@ -2,11 +2,11 @@
 
     python benchmarks/low_precision_cpu.py
 
-One row by weights of LLaMA-7B, in blocks of 32, by the configuration that runs untuned; timed in turns with a sum over
-as many bytes as the weight and its scales have, in as many threads. Both go through copies that together are larger
-than the caches, as the layers of a network are.
+One row by weights of LLaMA-7B, in blocks of 32, by the configuration that runs untuned, through copies that together
+are larger than the caches, as the layers of a network are. In turns with it `peak.py` reads memory in as many threads.
 
-Prints medians, and the ratio of the time of the sum to that of the product: 1 is the limit that memory sets.
+Prints medians, and the time of reading as many bytes as the weight and its scales have over that of the product: 1 is
+the limit that memory sets.
 
 It takes about a minute.
 """
@@ -15,10 +15,13 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from benchmarks import peak
 from benchmarks.fixture import make_parser
 from benchmarks.result import Table
 from strategy.compile.lower import lower
@@ -59,17 +62,17 @@ def calls(workload: Workload, target: Target, name: str, copies: int) -> list[Ca
     return found
 
 
-def times(contenders: Sequence[Sequence[Call]], rounds: int) -> list[float]:
-    """The median seconds of a call of each, in turns of all copies."""
-    samples: list[list[float]] = [[] for _ in contenders]
-    for turn in range(rounds + 1):
-        for found, own in zip(samples, contenders, strict=True):
-            begin = time.perf_counter()
-            for call in own:
-                call()
-            if turn:
-                found.append((time.perf_counter() - begin) / len(own))
-    return [statistics.median(found) for found in samples]
+def times(read: Callable[[], float], own: Sequence[Call], rounds: int) -> tuple[float, float]:
+    """The median bytes per second of reading, and the median seconds of a call, in turns."""
+    samples: list[tuple[float, float]] = []
+    for _ in range(rounds + 1):
+        rate = read()
+        begin = time.perf_counter()
+        for call in own:
+            call()
+        samples.append((rate, (time.perf_counter() - begin) / len(own)))
+    rates, seconds = zip(*samples[1:], strict=True)
+    return statistics.median(rates), statistics.median(seconds)
 
 
 def main() -> None:
@@ -81,17 +84,17 @@ def main() -> None:
     os.environ["TVM_NUM_THREADS"] = str(arguments.threads)
     target = Target.parse("cpu").with_threads(arguments.threads)
     table = Table({"workload": "", "plevel": "s", "memory": "s", "GB/s": "", "ratio": "×"})
-    with table.saved(peer="a sum over as many bytes", runs=arguments.rounds):
+    about = {"peer": "reading as many bytes", "runs": arguments.rounds}
+    with table.saved(**about), tempfile.TemporaryDirectory() as folder:
+        read = partial(peak.read, peak.build(folder), arguments.threads, 1)
         for n, k in SHAPES:
             for bits, level in ((4, 0), (4, 4), (8, 0), (8, 4)):
                 workload = product(n, k, bits, level)
                 size = sum(i.tensor.size * (1 if i.name == "weight" else 4) for i in workload.inputs)
-                copies = -(-CACHES // size)
-                total = Workload.make("sum", {"data": f"float32[64,{size // 256}]"}, {"axis": [1]})
-                read = calls(total, target, "reduce_row.cpu", copies)
-                memory, own = times([read, calls(workload, target, "matmul_nbits_panel.cpu", copies)], arguments.rounds)
+                products = calls(workload, target, "matmul_nbits_panel.cpu", -(-CACHES // size))
+                rate, own = times(lambda: statistics.median(read()), products, arguments.rounds)
                 label = f"1×{n}×{k},int{bits}" + (",int8 data" if level else "")
-                table.add(label, own, memory, round(size / memory * 1e-9, 1), memory / own)
+                table.add(label, own, size / rate, round(rate * 1e-9, 1), size / rate / own)
 
 
 if __name__ == "__main__":

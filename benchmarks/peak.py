@@ -18,8 +18,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -73,14 +74,14 @@ def build(folder: str) -> ctypes.CDLL:
     return made
 
 
-def rates(work: float, calls: list[Callable[[], object]]) -> list[float]:
-    """The work of all threads per second, in each burst; each call runs in a thread of its own."""
+def rates(work: float, calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) -> list[float]:
+    """The work of all threads per second, in each burst; `work` is that of a call, each in a thread of its own."""
     cores, barrier = sorted(os.sched_getaffinity(0)), threading.Barrier(len(calls))
 
     def run(number: int) -> list[tuple[float, float]]:
         os.sched_setaffinity(0, {cores[number % len(cores)]})
         times = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             barrier.wait()
             begun = time.perf_counter()
             calls[number]()
@@ -92,18 +93,31 @@ def rates(work: float, calls: list[Callable[[], object]]) -> list[float]:
     return [work * len(calls) / (max(end for _, end in b) - min(begun for begun, _ in b)) for b in bursts]
 
 
+def multiply(made: ctypes.CDLL, threads: int) -> list[float]:
+    """Floating-point operations per second."""
+    flops = 2.0 * made.lanes() * VECTORS * STEPS
+    return rates(flops, [partial(made.multiply, STEPS, 0.5)] * threads)
+
+
+def read(made: ctypes.CDLL, threads: int, rounds: int = ROUNDS) -> list[float]:
+    """Bytes per second."""
+    return rates(BYTES, [partial(made.sum, memory(i).ctypes.data, BYTES) for i in range(threads)], rounds)
+
+
+@cache
+def memory(number: int) -> np.ndarray:
+    """The bytes that a thread reads."""
+    return np.ones(BYTES, np.uint8)
+
+
 def main() -> int:
     make_parser(__doc__).parse_args()
     table = Table({"threads": "", "GFLOP/s": "", "largest": "", "GB/s": "", "largest ": ""})
     with table.saved(runs=ROUNDS), tempfile.TemporaryDirectory() as folder:
         made = build(folder)
-        flops = 2.0 * made.lanes() * VECTORS * STEPS
         for threads in range(1, len(os.sched_getaffinity(0)) + 1):
-            data = [np.ones(BYTES, np.uint8) for _ in range(threads)]
-            multiplied = rates(flops / 1e9, [lambda: made.multiply(STEPS, 0.5)] * threads)
-            read = rates(BYTES / 1e9, [lambda d=d: made.sum(d.ctypes.data, BYTES) for d in data])
-            cells = [x for found in (multiplied, read) for x in (statistics.median(found), max(found))]
-            table.add(str(threads), *cells)
+            found = [[x / 1e9 for x in burst] for burst in (multiply(made, threads), read(made, threads))]
+            table.add(str(threads), *(cell for each in found for cell in (statistics.median(each), max(each))))
     return 0
 
 
