@@ -2,10 +2,9 @@
 
 Each service has as many of the simulated workers of `farm.py`, in a process of their own, as a proxy would give it.
 Where services, database and load share a few cores, two services cannot lease twice as many jobs as one. So beside the
-rate stand the processor time of a job, the cores that were at work, and the limit of the cores: the rate at which that
-time would take all of them. The limit for two services, divided by the leases of one, is the largest ratio that this
-machine allows. The shares of waits for locks and for the disk in what sessions of the database do tell whether more
-cores would help.
+rate stand the processor time of a job, and the limit of the cores: the rate at which that time would take all of them.
+The limit for two services, divided by the leases of one, is the largest ratio that this machine allows. The shares of
+waits for locks and for the disk in what sessions of the database do tell whether more cores would help.
 
     python benchmarks/services.py --postgresql URL [--seconds S]
 
@@ -91,10 +90,9 @@ def measure(table: Table, database: str, services: int, batch: int, seconds: flo
         urls, pids = zip(*(stack.enter_context(serve(database, **SETTINGS)) for _ in range(services)), strict=True)
         (done, server), served = look(), processor_s(pids)
         loads = stack.enter_context(ProcessPoolExecutor(services, multiprocessing.get_context("spawn")))
-        began = time.monotonic()
         with watched(store) as seen:
             loaded = list(loads.map(load, urls, [batch] * services, [seconds] * services))
-        (all_done, server_now), served_now, wall_s = look(), processor_s(pids), time.monotonic() - began
+        (all_done, server_now), served_now = look(), processor_s(pids)
     store.close()
     jobs = all_done - done
     took_s = [sum(now.values()) - sum(before.get(pid, 0.0) for pid in now)
@@ -106,8 +104,7 @@ def measure(table: Table, database: str, services: int, batch: int, seconds: flo
     waits = [sum(seen[k] for k in kinds) / max(1, seen.total()) for kinds in (("Lock", "LWLock"), ("IO",))]
     rate = round(sum(rate for rate, _, _ in loaded))
     table.add(
-        name, (rate, "jobs/s"), *spread(leases_s), *(time_s / jobs for time_s in took_s), sum(took_s) / wall_s,
-        (limit, "jobs/s"), *waits,
+        name, (rate, "jobs/s"), *spread(leases_s), *(time_s / jobs for time_s in took_s), (limit, "jobs/s"), *waits,
     )
 
 
@@ -122,7 +119,7 @@ def main() -> None:
     options = parse()
     table = Table({
         "": "", "leases": "", "p50": "s", "p99": "s", "services, a job": "s", "PostgreSQL, a job": "s",
-        "load, a job": "s", "cores at work": "", "limit of the cores": "", "waits for locks": "%",
+        "load, a job": "s", "limit of the cores": "", "waits for locks": "%",
         "waits for the disk": "%",
     })
     with table.saved():
