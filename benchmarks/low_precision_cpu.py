@@ -29,7 +29,7 @@ from strategy.target import Target
 from strategy.workload import Workload
 from workers.reference import compare, random_inputs, reference, tolerances
 
-BLOCK, CACHES = 32, 128 << 20
+BLOCK, CACHES = 32, peak.BYTES
 SHAPES = ((4096, 4096), (11008, 4096))
 Call = Callable[[], Any]
 
