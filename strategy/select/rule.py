@@ -152,15 +152,19 @@ def _of_one_level(
 
 
 def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str, str]:
-    """Each implementation with measurements on this target, none of them current: its name, lowest time and version."""
-    versions = {c.implementation: c.version for c in valid}
-    here = [m for m in measured if m.level is not Level.TRANSFERRED and m.implementation in versions]
-    known = {m.implementation for m in here if m.version == versions[m.implementation]}
-    old = [m for m in here if m.implementation not in known]
-    # The fastest of each name stays.
+    """Each implementation with measurements on this target, none of them current: its name, lowest time and version.
+
+    They are in the order of `valid`, whatever that of `measured` is.
+    """
+    here = [m for m in measured if m.level is not Level.TRANSFERRED]
+    known = {(m.implementation, m.version) for m in here}
+    lowest: dict[str, Measured] = {}
+    for m in sorted(here, key=lambda m: (m.estimate.median_s, m.version)):
+        lowest.setdefault(m.implementation, m)
     return {
-        m.implementation: f"{m.implementation} {show_seconds(m.estimate.median_s)} (version {m.version})"
-        for m in sorted(old, key=lambda m: m.estimate.median_s, reverse=True)
+        name: f"{name} {show_seconds(lowest[name].estimate.median_s)} (version {lowest[name].version})"
+        for name, version in ((c.implementation, c.version) for c in valid)
+        if name in lowest and (name, version) not in known
     }
 
 

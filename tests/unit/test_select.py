@@ -325,6 +325,8 @@ TIES = [
         msgspec.structs.replace(measure(name, 1.0), estimate=Estimate(1.0, low_s, high_s, 20))
         for name, low_s, high_s in (("a", 0.99, 1.0), ("b", 1.0, 1.01))
     ] + [measure("c", 1.01, 0.004)],
+    # Equal times in versions that are no longer installed.
+    [measure("a", 1.0, version="0.1"), measure("a", 1.0, version="0.2"), measure("b", 1.0, version="0.1")],
 ]
 
 
