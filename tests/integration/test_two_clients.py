@@ -259,7 +259,7 @@ def check(world: World, store: Store, seen: list[int]) -> None:
         own = sa.and_(record.c.job_id.is_not(None), record.c.phase != Phase.REFERENCE.value)
         written = c.execute(sa.select(*record.c["job_id", "entry", "lease_id", "run_id", "task_id"]).where(own)).all()
         live = c.scalars(sa.select(lease.c.id).where(lease.c.ended_at.is_(None))).all()
-        # What is purged before the reader's next look is not shown.
+        # Records that are purged before the reader's next look are not shown.
         stored = c.scalars(sa.select(record.c.id).where(standing())).all()
         told = {run_id: tally(c, run_id) for run_id in set(world.runs)}
         rows = c.execute(
