@@ -21,7 +21,8 @@ from strategy.record import (
     ResultsAccepted,
 )
 from workers.client import ANSWER_S, Client, LeaseLostError, ServiceError
-from workers.spool import Sender, Spool
+from workers.sender import Sender
+from workers.spool import Spool
 
 log = logging.getLogger(__name__)
 

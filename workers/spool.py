@@ -1,4 +1,4 @@
-"""The spool of results on disk, and the thread that sends them.
+"""The spool of results on disk.
 
 A result is written to disk before it is sent, and deleted when the service has accepted it or reported that
 the lease is lost.
@@ -11,30 +11,15 @@ import errno
 import hashlib
 import logging
 import os
-import random
 import shutil
 import threading
-import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from strategy.folder import hold, keep_newest, taken_over
-from strategy.record import Report, Results, ResultsAccepted, WireError, decode, encode
-from workers.client import (
-    FIRST_PAUSE_S,
-    LONGEST_PAUSE_S,
-    Client,
-    LeaseLostError,
-    ServiceError,
-    UnauthorizedError,
-    UnreachableError,
-)
+from strategy.record import Report, Results, WireError, decode, encode
 
 log = logging.getLogger(__name__)
-# A service that comes back leaves a third of a term, of 12 s, to leases that are over by then.
-_LONGEST_AWAY_S = 2.0
 # Errors of this host or of its file server, after which the file can be read.
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT})
 # The spool needs no limit, as a worker that cannot report gets no jobs.
@@ -177,129 +162,3 @@ def _join(one: Report, other: Report) -> Report:
         references=first.references + second.references, done=first.done or second.done,
     )
     return Report(lease_id=one.lease_id, results=joined)
-
-
-@dataclass(eq=False)
-class Sender:
-    """Sender of a spool's results, in order, in a thread of its own, until they are accepted.
-
-    Args:
-        accepted: called with the session of results, and the service's answer.
-        lost: called with the session of a lost lease, whose results are dropped.
-        failed: called with an unexpected error, which ends the thread; results stay on disk. None: it is raised.
-        linger_s: the time for which results wait for more of their job, as sending disturbs timing.
-    """
-
-    client: Client
-    spool: Spool
-    accepted: Callable[[str, ResultsAccepted], None]
-    lost: Callable[[str], None]
-    linger_s: float = 1.0
-    failed: Callable[[Exception], None] | None = None
-
-    def __post_init__(self) -> None:
-        self._change = threading.Condition()
-        self._due: float | None = None if self.spool.empty else 0.0
-        self._closing = False
-        self._rng = random.Random()
-        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
-        self._thread.start()
-
-    def put(self, report: Report) -> None:
-        """Write results to disk, and send them soon, immediately if `done`.
-
-        If the disk is full, wait until there is room while sending continues.
-        """
-        pause = FIRST_PAUSE_S
-        while True:
-            try:
-                self.spool.put(report)
-                break
-            except OSError as error:
-                if pause == FIRST_PAUSE_S:
-                    log.warning(
-                        "results cannot be written to %s (%s), trying again until they can: free some space",
-                        self.spool.folder, error.strerror,
-                    )
-            with self._change:
-                if self._change.wait_for(lambda: self._closing, pause):
-                    return  # its lease is released, and it is measured again
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        due = time.monotonic() + (0.0 if report.results.done else self.linger_s)
-        with self._change:
-            self._due = due if self._due is None else min(due, self._due)
-            self._change.notify_all()
-
-    def flush(self, timeout_s: float) -> bool:
-        """Send all results; return True if the service accepted all in time."""
-        with self._change:
-            if self._due is not None:
-                self._due = 0.0
-                self._change.notify_all()
-            return self._change.wait_for(lambda: self._due is None, timeout_s)
-
-    def close(self, timeout_s: float) -> None:
-        """End the thread; unsent results stay on disk."""
-        self.flush(timeout_s)
-        with self._change:
-            self._closing = True
-            self._change.notify_all()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            self._send_all()
-        except Exception as error:
-            if self.failed is None:
-                raise
-            self.failed(error)
-
-    def _send_all(self) -> None:
-        pause = FIRST_PAUSE_S
-        while True:
-            with self._change:
-                while not self._closing and (self._due is None or self._due > time.monotonic()):
-                    self._change.wait(None if self._due is None else self._due - time.monotonic())
-                if self._closing:
-                    return
-            try:
-                if not self._send_first():
-                    with self._change:
-                        # Results may have been added since the folder was read.
-                        if self.spool.empty:
-                            self._due = None
-                        self._change.notify_all()
-            except (UnreachableError, UnauthorizedError, OSError) as error:  # OSError: of the spool's disk
-                if pause == FIRST_PAUSE_S:
-                    log.warning("%s; results stay in the spool, and are sent again", error)
-                with self._change:
-                    self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
-                longest_s = _LONGEST_AWAY_S if isinstance(error, UnreachableError) else LONGEST_PAUSE_S
-                pause = min(2 * pause, longest_s)
-                continue
-            pause = FIRST_PAUSE_S
-
-    def _send_first(self) -> bool:
-        """Send the oldest results; return True if there were any."""
-        first = self.spool.first()
-        if first is None:
-            return False
-        report, paths = first
-        session = report.results.session
-        try:
-            answer = self.client.report(report)
-        except (UnreachableError, UnauthorizedError):  # its token may be replaced
-            raise
-        except LeaseLostError as error:
-            count = len(report.results.results)
-            log.warning("%d results were dropped, their lease is lost: %s", count, error)
-            self.spool.remove(paths)
-            self.lost(session)
-        except ServiceError as error:
-            log.warning("results were refused, and are kept aside in the spool: %s", error)
-            self.spool.refuse(paths)
-            self.lost(session)
-        else:
-            self.spool.remove(paths)
-            self.accepted(session, answer)
-        return True

@@ -159,7 +159,7 @@ class Proxy:
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of how long workers wait before they ask again: see tests/unit/test_client.py."""
-    for module in ("client", "spool"):
+    for module in ("client", "sender"):
         monkeypatch.setattr(f"workers.{module}.FIRST_PAUSE_S", 0.02)
         monkeypatch.setattr(f"workers.{module}.LONGEST_PAUSE_S", 1.0)
 

@@ -32,8 +32,8 @@ from strategy.record import Device, ErrorKind, JobEntry, Result
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import EpilogueStep, Input, Workload
+from tests.command import run_command
 from tests.kernel.emulation.device import EmulatedDriver, compile_vendor
-from tests.kernel.test_cuda_build import plevel
 from tests.kernel.test_cuda_runner import Channel, session_of
 from workers.builder import Built
 from workers.bundle import Bundle, Part, run_bundle, seal, unseal
@@ -281,13 +281,13 @@ def test_build_and_show_say_what_is_called(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = ("-t", "cuda -arch=sm_90 -libs=cublas")
-    assert plevel("build", *DENSE, *target, "-o", str(tmp_path / "dense.cubin")) == 0
+    assert run_command("build", *DENSE, *target, "-o", str(tmp_path / "dense.cubin")) == 0
     said = capsys.readouterr().out
     assert said.endswith("dense.json: the library to call, and its arguments\n")
     assert [p.name for p in tmp_path.iterdir()] == ["dense.json"]
     written = json.loads((tmp_path / "dense.json").read_text())["programs"]
     assert written["main"]["steps"][0]["type"] == "gemm"
-    assert plevel("show", *DENSE, *target, "--as", "cuda") == 0
+    assert run_command("show", *DENSE, *target, "--as", "cuda") == 0
     assert json.loads(capsys.readouterr().out) == written
 
 

@@ -585,7 +585,7 @@ def test_an_unexpected_error_ends_the_worker_which_keeps_what_is_timed(
     assert "release 1" in script.events and script.events[-1] == "gone"
 
 
-@pytest.mark.parametrize("thread", ["lease.Holdings.keep_alive", "spool.Sender._send_all", "daemon.Daemon._build"])
+@pytest.mark.parametrize("thread", ["lease.Holdings.keep_alive", "sender.Sender._send_all", "daemon.Daemon._build"])
 def test_an_error_of_any_thread_ends_the_worker(
     serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, thread: str
 ) -> None:

@@ -49,7 +49,8 @@ from workers.client import (
     UnreachableError,
 )
 from workers.lease import Holdings
-from workers.spool import Sender, Spool
+from workers.sender import Sender
+from workers.spool import Spool
 
 URL = "http://service.test"
 TARGET = Target("llvm", ("cpu",), "znver4")
@@ -216,7 +217,7 @@ def test_results_outlast_the_pages_of_proxies(
     page: httpx.Response, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     yes = ResultsAccepted(accepted=1, known=0)
     sender, seen = start(Service(page, yes))
     sender.put(report(5, 0, done=True))
@@ -321,7 +322,7 @@ def test_a_folder_that_cannot_be_listed_is_not_deleted_as_an_empty_one(
 def test_a_folder_that_cannot_be_listed_for_now_does_not_end_the_sender(
     spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     yes, failures = ResultsAccepted(accepted=1, known=0), [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
     sender, seen = start(Service(yes, yes))
 
@@ -438,7 +439,7 @@ def start(spool: Spool) -> Iterator[Callable[..., tuple[Sender, Outcomes]]]:
 def test_results_are_sent_until_they_are_accepted(
     spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     yes = ResultsAccepted(accepted=1, known=0)
     service = Service(AWAY, 503, httpx.Response(404, text="no route"), httpx.DecodingError("not gzip"), yes)
     sender, seen = start(service)
@@ -453,8 +454,8 @@ def test_results_are_sent_soon_after_a_service_is_back_that_was_away_for_long(
     start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their lease may be over, and ends a moment later."""
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr("workers.spool._LONGEST_AWAY_S", 0.002)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender._LONGEST_AWAY_S", 0.002)
     service = Service(*[AWAY] * 100, ResultsAccepted(accepted=1, known=0))
     sender, seen = start(service)
     sender.put(report(5, 0, done=True))
@@ -488,7 +489,7 @@ def test_results_that_are_refused_are_kept_for_a_person(
 def test_results_that_cannot_be_set_aside_wait_until_they_can(
     tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     aside = tmp_path / "refused"
     aside.touch()  # where a folder has to be
 
@@ -566,7 +567,7 @@ def test_a_full_disk_is_waited_for_and_said_once(
         put(one)
 
     monkeypatch.setattr(spool, "put", put_later)
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     accepted = threading.Event()
     stop = threading.Event()
     answer = ResultsAccepted(accepted=1, known=0)
@@ -623,7 +624,7 @@ def test_a_lease_is_renewed_until_its_last_results_are_on_disk(spool: Spool, mon
         put(one)
 
     monkeypatch.setattr(spool, "put", put_later)
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     holdings.finish(held, {})
     assert renewed == [True] * 3
     assert holdings.all() == []
@@ -696,7 +697,7 @@ def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(
 
     client = Client(URL, threading.Event(), transport=httpx.MockTransport(refuse))
     (tmp_path / "refused" / f"{spool._own.name}-{1:012d}.json").mkdir(parents=True)  # in the file's place
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 3600.0)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 3600.0)
     sender = Sender(client, spool, lambda session, answer: None, lambda session: None)
     sender.put(report(5, 0, done=True))
     assert asked.acquire(timeout=HANG_S)
@@ -730,7 +731,7 @@ def test_results_wait_for_another_token(tmp_path: Path, spool: Spool, monkeypatc
         refused.set()
         return httpx.Response(401, json={"detail": "it has expired"})
 
-    monkeypatch.setattr("workers.spool.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
     client = Client(URL, threading.Event(), file.read_text, transport=httpx.MockTransport(answer))
     sender = Sender(client, spool, lambda session, answer: accepted.set(), lambda session: None)
     sender.put(report(5, 0, done=True))
