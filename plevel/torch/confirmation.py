@@ -217,7 +217,7 @@ class _Search:
     def _moved(self, part: float) -> list[float]:
         """The differences of outputs by inputs whose numbers are all off by a part of them, up or down.
 
-        Where none can be, as of tokens, what is looked up for them is. Masks stay as they are.
+        If none can be, as of tokens, the rows that are looked up for them are instead. Masks stay as they are.
         """
         pairs = [
             (unexpanded(given), unexpanded(i))
