@@ -152,7 +152,7 @@ def prune(
     from plevel.cli.output import tell
     from strategy.table import show_number
 
-    before = time.time() - option.read_age("--older-than", older_than)
+    before = time.time() - option.read_duration("--older-than", older_than)
     where = _existing(database)
     from service.access import audit
     from service.records import retention

@@ -504,7 +504,7 @@ def explain_field(error: Exception, kind: type) -> str:
     return str(with_suggestion(WireError(str(error)), kind))
 
 
-def read_age(option: str, text: str) -> float:
+def read_duration(option: str, text: str) -> float:
     """Parse `90d`, `12h`, `30m` or `45s` as seconds."""
     number, unit = text[:-1], {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
     if unit is None or not number.isdecimal():

@@ -65,7 +65,7 @@ def scale(
     ] = None,
     least: Annotated[int, typer.Option("--min", metavar="N", min=0, help="The fewest pilots.")] = 0,
     most: Annotated[int, typer.Option("--max", metavar="N", min=1, help="The most pilots.")] = 10,
-    every: Annotated[str, typer.Option("--every", metavar="AGE", help="The time between checks.")] = "30s",
+    every: Annotated[str, typer.Option("--every", metavar="DURATION", help="The time between checks.")] = "30s",
     once: Annotated[bool, typer.Option("--once", help="Check once and end, as in a cron job.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be submitted and cancelled, and do nothing.")
@@ -90,7 +90,7 @@ def scale(
     service = location.locate_service(url)
     if location.Location(service).shown != service:
         raise UsageError("--url: it has a password, which command lines of pilots would show: use PLEVEL_TOKEN_FILE")
-    every_s = option.read_age("--every", every)
+    every_s = option.read_duration("--every", every)
     if every_s == 0:
         raise UsageError(f"--every {every}: it would ask without a pause: write a longer time")
     profile = _read(path)
@@ -135,7 +135,7 @@ def scale(
             return
     except EngineError as error:
         raise CommandError(f"{path}: {error}") from error
-    idle_s = option.read_age(f"{path}: idle_exit", profile.idle_exit)
+    idle_s = option.read_duration(f"{path}: idle_exit", profile.idle_exit)
     scaler = Scaler(engine, look, command, bounds, every_s, idle_s, say, state)
     while True:
         good = scaler.step()
@@ -155,7 +155,7 @@ def _read(path: Path) -> _Profile:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a profile: {option.explain_field(error, _Profile)}") from error
     for name, text in (("lifetime", profile.lifetime), ("idle_exit", profile.idle_exit)):
-        if option.read_age(f"{path}: {name}", text) == 0:
+        if option.read_duration(f"{path}: {name}", text) == 0:
             raise UsageError(f"{path}: {name} {text}: a pilot would end before its first job: write a longer time")
     return profile
 

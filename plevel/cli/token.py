@@ -20,7 +20,7 @@ def create(
         option.choice("--scope", ("read", "submit", "worker", "admin"), "A scope to allow; repeatable."),
     ],
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="AGE", help="Its lifetime: 90d, 12h …; default: no end.")
+        str | None, typer.Option("--expires", metavar="DURATION", help="Its lifetime: 90d, 12h …; default: no end.")
     ] = None,
     url: option.Url = None,
     namespace: Annotated[
@@ -37,7 +37,7 @@ def create(
     """
     from plevel.cli.output import tell
 
-    expires_in_s = None if expires is None else option.read_age("--expires", expires)
+    expires_in_s = None if expires is None else option.read_duration("--expires", expires)
     place = location.locate(url, database, makes=True)
     location.make_database(place)
     with place.connect() as service:

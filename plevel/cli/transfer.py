@@ -232,9 +232,9 @@ def export(
     """Write records as plevel's own NDJSON, or for other tools.
 
     plevel's own format can be imported again without loss. A Kernel Tuner file holds one task: name it with
-    --task. vllm-moe writes what VLLM_TUNED_CONFIG_FOLDER reads, for one device model; rows that nobody tuned are
-    pinned, and provenance.json says which are measured, advised, transferred or predicted. If no record matches,
-    nothing is written, and the exit code is 1.
+    --task. vllm-moe writes what VLLM_TUNED_CONFIG_FOLDER reads, for one device model, with a row for each usual
+    number of tokens; provenance.json says which are measured, advised, transferred or predicted. If no record
+    matches, nothing is written, and the exit code is 1.
 
     Example: plevel export --op dense -o dense.ndjson
     """

@@ -41,13 +41,13 @@ def worker(
     ] = None,
     lifetime: Annotated[
         str | None,
-        typer.Option("--lifetime", metavar="AGE", help="End after 55m, 2h …; what is unfinished is given back."),
+        typer.Option("--lifetime", metavar="DURATION", help="End after 55m, 2h …; what is unfinished is given back."),
     ] = None,
     idle_exit: Annotated[
-        str | None, typer.Option("--idle-exit", metavar="AGE", help="End after so long without a job: 5m …")
+        str | None, typer.Option("--idle-exit", metavar="DURATION", help="End after so long without a job: 5m …")
     ] = None,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="AGE", help="Time to finish what is being timed after SIGTERM.")
+        str, typer.Option("--grace", metavar="DURATION", help="Time to finish what is being timed after SIGTERM.")
     ] = "90s",
     build_on: Annotated[
         str | None,
@@ -69,11 +69,11 @@ def worker(
     service = location.locate_service(url)
     if hottest is not None and not 0 < hottest < math.inf:
         raise UsageError(f"--max-temperature {hottest:g}: give degrees Celsius greater than 0")
-    ages = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
-    seconds = {name: option.read_age(name, age) for name, age in ages.items() if age is not None}
+    given = {"--lifetime": lifetime, "--idle-exit": idle_exit, "--grace": grace}
+    seconds = {name: option.read_duration(name, text) for name, text in given.items() if text is not None}
     for limit in ("--lifetime", "--idle-exit"):
         if seconds.get(limit) == 0:
-            raise UsageError(f"{limit} {ages[limit]}: it would end before its first job: write a longer time")
+            raise UsageError(f"{limit} {given[limit]}: it would end before its first job: write a longer time")
     from functools import partial
 
     from plevel.client import UnreachableError
