@@ -36,6 +36,12 @@ from strategy.workload import Workload
 __all__ = ["ExtractError", "Extracted", "Extraction", "Missed", "extract", "extract_graph", "load_model"]
 
 
+_BY_NAME = (
+    "inputs by name: give a tuple of them, in the order of the model's arguments, or of the dictionary if the model "
+    "takes one"
+)
+
+
 class _Read(Exception):
     """Ends a compilation once the frozen graph is read."""
 
@@ -47,7 +53,7 @@ def extract(model: Callable[..., Any], inputs: Sequence[Any]) -> Extraction:
         ExtractError: the model cannot be traced as one graph or more, or has no graph at all.
     """
     if isinstance(inputs, Mapping):
-        raise ExtractError("inputs by name: give a tuple of them, in the order of the model's arguments")
+        raise ExtractError(_BY_NAME)
     graphs: list[Extraction] = []
     given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
 
@@ -237,4 +243,6 @@ def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     model, inputs = found
     if isinstance(model, torch.nn.Module):
         model.eval()
+    if isinstance(inputs, Mapping):
+        raise ExtractError(f"{where}() gives {_BY_NAME}")
     return model, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)

@@ -32,6 +32,10 @@ def transformer() -> tuple[nn.Module, tuple[Any, ...]]:
     return nn.Sequential(Block(), Attention(), Block()).eval(), (torch.randn(2, 24, 64),)
 
 
+def named() -> tuple[nn.Module, dict[str, Any]]:
+    return Block(), {"x": torch.randn(2, 64)}
+
+
 def convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
     layers = nn.Sequential(

@@ -231,6 +231,7 @@ def test_an_exported_program_has_the_same_workloads(tmp_path: Path):
         ("tests.torch.nowhere:f", "No module named"),
         ("nothing.pt2", "nothing.pt2: cannot be read: No such file or directory"),
         ("tests.torch.models:Attention", "should return the model and a tuple of inputs"),
+        ("tests.torch.models:named", r"named\(\) gives inputs by name: give a tuple of them"),
     ],
 )
 def test_what_is_no_model_is_refused_by_name(where: str, said: str):
