@@ -85,7 +85,7 @@ def build(
     With --file or --lock alone, each workload becomes a library of the folder --out, and manifest.json
     names the files and the function of each.
 
-    Example: plevel build dense -i data=float32[m,768] -i weight=float32[3072,768]:const -o libdense.so
+    Example: plevel build dense -i 'data=float32[m,768]' -i 'weight=float32[3072,768]:const' -o libdense.so
     """
     place = location.Location() if lock is not None else location.locate(url, database, namespace)
     locked = None if lock is None else read_lock(lock)

@@ -75,7 +75,7 @@ def make(
     Run it on the device's host with `plevel bundle run`, import the records with `plevel import`, and make the
     next bundle, which is proposed from them.
 
-    Example: plevel bundle make dense -i data=float16[512,4096] -i weight=float16[4096,4096]:const
+    Example: plevel bundle make dense -i 'data=float16[512,4096]' -i 'weight=float16[4096,4096]:const'
     -t 'cuda -arch=sm_90' -k bundle.key -o round1.bundle
     """
     option.check_apart("--out", out, [key])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +105,7 @@ def check(
         raise CommandError(
             f"{len(worse)} of {show_number(len(locked.selections), 'selection')} in {against} are slower by more "
             f"than {100 * share:g}%, or no longer measured: see the lines above; tune them again, or accept them "
-            f"with `plevel lock MODEL -o {option.quote(str(against))}`", answered=True,
+            f"with `plevel lock MODEL -o {shlex.quote(str(against))}`", answered=True,
         )
 
 

@@ -40,7 +40,7 @@ def measure(
 ) -> None:
     """Build, check and time one configuration on a device of this host; nothing is stored.
 
-    Example: plevel measure dense -i data=float32[128,768] -i weight=float32[3072,768]:const
+    Example: plevel measure dense -i 'data=float32[128,768]' -i 'weight=float32[3072,768]:const'
     -I dense_pack.cpu -c rows=8
     """
     workload = option.read_workload(op, inputs, attr)

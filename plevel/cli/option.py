@@ -201,20 +201,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def workload_command(verb: str, workload: Workload) -> str:
     """`plevel VERB` with a workload, quoted for a shell: its parts as options, or its text with an epilogue."""
     if workload.epilogue or not workload.inputs:
-        return " ".join(("plevel", verb, quote(workload.key)))
+        return shlex.join(("plevel", verb, workload.key))
     words = ["plevel", verb, workload.op]
     for one in workload.inputs:
         words += ["--input", str(one)]
     for name, value in workload.attrs.items():
         words += ["--attr", f"{name}={json.dumps(value)}"]
-    return " ".join(quote(word) for word in words)
-
-
-def quote(word: str) -> str:
-    """Quote a word for a shell, except square brackets."""
-    # Brackets match only files of such names.
-    plain = word.replace("[", "").replace("]", "")
-    return word if shlex.quote(plain) == plain else shlex.quote(word)
+    return shlex.join(words)
 
 
 def require_op(op: str | None, others: str) -> str:

@@ -41,7 +41,7 @@ def select(
 ) -> None:
     """Print the implementation to use, and why.
 
-    Example: plevel select dense -i data=float32[128,768] -i weight=float32[3072,768]:const
+    Example: plevel select dense -i 'data=float32[128,768]' -i 'weight=float32[3072,768]:const'
     """
     if lock is not None and (
         url or database or namespace or device or foreign or policy != "plevel"

@@ -36,7 +36,7 @@ def show(
 ) -> None:
     """Print the code of the selected (or named) implementation.
 
-    Example: plevel show dense -i data=float32[128,768] -i weight=float32[3072,768]:const --as asm
+    Example: plevel show dense -i 'data=float32[128,768]' -i 'weight=float32[3072,768]:const' --as asm
     """
     workload, where = option.read_workload(op, inputs, attr), option.read_target(target, threads)
     place = location.locate(url, database, namespace)

@@ -85,7 +85,7 @@ def tune(
     Without --url, the command starts a service and a worker on this machine and stops them at its end.
     Ctrl-C keeps the measurements; the same command, or --run, resumes.
 
-    Example: plevel tune dense -i data=float32[128,768] -i weight=float32[3072,768]:const
+    Example: plevel tune dense -i 'data=float32[128,768]' -i 'weight=float32[3072,768]:const'
     """
     place = location.locate(url, database, namespace, makes=run is None)
     _check_place(place, timeout, webhook, wait=wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -36,11 +37,11 @@ def again_command(workload: Workload, target: str, threads: int | None, place: l
 
 def lock_command(model: Path, target: str | None, threads: int | None, place: location.Location) -> str:
     """The `plevel lock` command that keeps the answers for a model file, whose own target holds if none is given."""
-    return f"plevel lock {option.quote(str(model))} -o plevel.lock{_target_options(target, threads)}{place.option}"
+    return f"plevel lock {shlex.quote(str(model))} -o plevel.lock{_target_options(target, threads)}{place.option}"
 
 
 def _target_options(target: str | None, threads: int | None) -> str:
-    named = "" if target is None else f" --target {option.quote(target)}"
+    named = "" if target is None else f" --target {shlex.quote(target)}"
     return named if threads is None else f"{named} --threads {threads}"
 
 

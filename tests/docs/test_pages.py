@@ -135,6 +135,7 @@ def test_the_commands_of_a_page_exist_with_their_options(page: Path) -> None:
         words = match[1].split()
         name = next((n for n in (" ".join(words), words[0]) if n in known), None)
         assert name is not None, f"{page.name}: there is no command 'plevel{match[1]}'"
+        assert re.search(r" [\w.]+=[^ ']*\[", line) is None, f"{page.name}: zsh takes brackets for a pattern: {line}"
         options = {o for p in known[name].params for o in (*p.opts, *p.secondary_opts)}
         for option in re.findall(r"(?<!\S)\[?(--[a-z][a-z-]*)", match[2].partition(" #")[0]):
             assert option in options | {"--help", "--debug"}, f"{page.name}: {line.strip()}"

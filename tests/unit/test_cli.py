@@ -64,6 +64,7 @@ from workers.array_file import write_array
 from workers.doctor import Finding
 from workers.scratch import ScratchError, temporary_folder
 
+UNQUOTED = r" \w+=[^ ']*\["  # which zsh takes for a pattern
 DATA = ("--input", "data=float32[128,768]")
 WEIGHT = ("--input", "weight=float32[3072,768]:const")
 DENSE = ("dense", *DATA, *WEIGHT)
@@ -176,6 +177,14 @@ def test_a_workload_is_read_as_tables_print_it(called: Called) -> None:
     assert shlex.split(again)[:3] == ["plevel", "select", str(fused)]
 
 
+def test_a_command_to_copy_is_taken_by_every_shell() -> None:
+    """By zsh, too, which refuses a pattern that no file matches, as bash does with this option."""
+    layer = parse_workload('conv2d(data=float32[1,64,56,56],weight=float32[64,64,3,3]:const){"padding":[1,1,1,1]}')
+    for workload in (layer, parse_workload(f"{layer}+relu(.)")):
+        command = again_command(workload, "llvm -mcpu=znver4", None, Location(database="sqlite:///a.db"))
+        subprocess.run(["bash", "-O", "failglob", "-c", f": {command}"], check=True, timeout=HANG_S)
+
+
 def test_a_kernel_of_another_tool_without_inputs_is_selected(called: Called, tmp_path: Path) -> None:
     line = {
         "kind": "foreign", "tool": "triton", "kernel": "k", "attrs": {"key": ["64"]}, "version": "1",
@@ -212,6 +221,7 @@ def test_ops_needs_no_tvm(tmp_path: Path) -> None:
 )
 def test_every_command_has_an_example_and_json(name: str, command: Any) -> None:
     assert f"Example: plevel {name} " in f"{command.help} ".replace("\n", " ")
+    assert re.search(UNQUOTED, command.help) is None
     assert "--json" in {option for p in command.params for option in p.opts}
     for p in command.params:
         choices = str(p.metavar).split("|")
