@@ -211,6 +211,7 @@ def _derive(store: Store, tasks: Sequence[Any]) -> None:
 
 def pages(ids: dict[str, int]) -> list[str]:
     asked = urlencode({"workload": "filter(data=float32[8,64])", "target": TARGET.key})
+    has = urlencode({"workload_has": "filter [8,64"})
     return [
         "/", "/faster", "/runs", f"/runs/{ids['run']}", f"/runs/{ids['done']}",
         f"/runs/{ids['done']}/curve.json", f"/tasks/{ids['task']}", f"/tasks/{ids['big']}",
@@ -220,6 +221,8 @@ def pages(ids: dict[str, int]) -> list[str]:
         "/devices", "/devices/1", "/models", "/models/1", "/records", "/records?error=compile",
         "/records?op=filter&error=crash", f"/records?task={ids['big']}&error=any",
         f"/records?run={ids['done']}&phase=confirm", "/records/17", "/import",
+        f"/tasks?{has}", f"/tasks?{has}&sort=median", "/tasks?workload_has=float32&sort=-median",
+        "/tasks?status=failed", f"/ops?{has}", f"/ops/filter?{has}", f"/records?{has}", f"/runs?{has}",
     ]
 
 

@@ -165,9 +165,13 @@ class Client:
     def run(self, run_id: int) -> RunStatus:
         return self._ask("GET", f"/v1/runs/{run_id}", RunStatus)
 
-    def runs(self, limit: int = 20) -> tuple[RunStatus, ...]:
-        """The latest runs, the newest first."""
-        return self._ask("GET", "/v1/runs", _Runs, params={"limit": limit}).runs
+    def runs(self, limit: int = 20, **wanted: Any) -> tuple[RunStatus, ...]:
+        """The latest runs, the newest first.
+
+        `wanted` names filters of `GET /v1/runs`: `state` (`live` for running and confirming), `op`, `implementation`,
+        `target`, `workload` as text, `workload_has`; with `cursor`, the runs before that one.
+        """
+        return self._ask("GET", "/v1/runs", _Runs, params={"limit": limit, **_given(wanted)}).runs
 
     def cancel(self, run_id: int) -> RunStatus:
         """Stop a run; its measurements are kept."""
@@ -269,6 +273,7 @@ class Client:
         source: str | None = None,
         run_id: int | None = None,
         task_id: int | None = None,
+        workload_has: str | None = None,
         phase: str | None = None,
         error: str | None = None,
         limit: int = 100,
@@ -282,8 +287,8 @@ class Client:
         """
         params = _given({
             "op": op, "implementation": implementation, "source": source, "run_id": run_id,
-            "task_id": task_id, "phase": phase, "error": error, "limit": limit, "cursor": cursor,
-            "newest": newest or None,
+            "task_id": task_id, "workload_has": workload_has, "phase": phase, "error": error, "limit": limit,
+            "cursor": cursor, "newest": newest or None,
         })
         page = self._ask("GET", "/v1/records", _Page, params=params)
         return {"records": page.records, "next": page.next}
@@ -362,7 +367,7 @@ class Client:
         """Yield the matching records in the order of arrival, page by page.
 
         `wanted` names filters of `GET /v1/records`: `op`, `implementation`, `target`, `workload` as text,
-        `device`, `worker`, `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`;
+        `workload_has`, `device`, `worker`, `source`, `run_id`, `task_id`, `phase`, `error`, `since`, `until`;
         `newest=True` yields the newest first.
         """
         return self._pages("/v1/records", "records", wanted)
@@ -371,14 +376,15 @@ class Client:
         """Yield the best of each task that matches, by `scope`: device, model, and target.
 
         `wanted` names filters of `GET /v1/records/best`: `op`, `implementation`, `target`, `workload` as text,
-        `scope`.
+        `workload_has`, `scope`.
         """
         return self._pages("/v1/records/best", "best", wanted)
 
     def iter_coverage(self, **wanted: Any) -> Iterator[dict[str, Any]]:
         """Yield the tuning state of each task that matches: trials, budget, best, stale or not.
 
-        `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`, `workload` as text.
+        `wanted` names filters of `GET /v1/coverage`: `op`, `implementation`, `target`, `workload` as text,
+        `workload_has`.
         """
         return self._pages("/v1/coverage", "tasks", wanted)
 

@@ -125,13 +125,15 @@ class Direct:
             database = RecordDatabase(connection, namespace=self._namespace)
             return dispatch(workload, target, database, device=device)
 
-    def runs(self, limit: int = 20) -> tuple[RunStatus, ...]:
+    def runs(self, limit: int = 20, **wanted: Any) -> tuple[RunStatus, ...]:
         if self._store is None:
             return ()
         from service.tuning import run_status
+        from service.tuning.run_filter import OfRun
 
+        of = OfRun(namespace=self._namespace, **wanted)
         with self._read() as connection:
-            return tuple(run_status.recent(connection, limit, _alive_s(), self._namespace))
+            return tuple(run_status.recent(connection, limit, _alive_s(), of))
 
     def request(self, run_id: int) -> RunRequest:
         """The request of a run."""

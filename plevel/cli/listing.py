@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from strategy.record import RunStatus
 
+_STATES = ("live", "running", "confirming", "done", "failed", "cancelled")
 _MESSAGE = 300  # characters of an error; `--json` has all
 Limit = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="Maximum number of rows.")]
 
@@ -25,6 +26,9 @@ def _complete_error(incomplete: str) -> list[str]:
 
 
 def runs(
+    state: Annotated[str | None, option.choice("--state", _STATES, "Only runs of this state, or live ones.")] = None,
+    op: option.OfOp = None,
+    workload_has: option.WorkloadHas = None,
     limit: Limit = 20,
     url: option.Url = None,
     database: option.Database = None,
@@ -39,7 +43,7 @@ def runs(
 
     place = location.locate(url, database, namespace)
     with place.connect() as records:
-        found = records.runs(limit)
+        found = records.runs(limit, state=state, op=op, workload_has=workload_has)
     if as_json:
         print_json(found)
         return
@@ -51,7 +55,8 @@ def runs(
     columns = ("run", "state", "trials", "workload", "target", "asked", "message")
     console = make_console()
     above, aside = ("target",), ("message",)
-    print_table(console, columns, rows, right=("run", "trials"), above=above, aside=aside, none="no runs yet")
+    none = "no run matches" if state or op or workload_has else "no runs yet"
+    print_table(console, columns, rows, right=("run", "trials"), above=above, aside=aside, none=none)
     _say_what_continues(console, found, place)
 
 
@@ -85,6 +90,7 @@ def records(
     op: option.OfOp = None,
     run: option.OfRun = None,
     task: option.OfTask = None,
+    workload_has: option.WorkloadHas = None,
     phase: Annotated[
         str | None, option.choice("--phase", ("search", "confirm", "reference"), "Only records of this phase.")
     ] = None,
@@ -120,8 +126,8 @@ def records(
         option.check_choice("--error", error, tuple(ErrorKind))
     with location.locate(url, database, namespace).connect() as source:
         wanted: dict[str, Any] = {
-            "op": op, "run_id": run, "task_id": task, "phase": phase, "error": error, "limit": limit,
-            "newest": newest,
+            "op": op, "run_id": run, "task_id": task, "workload_has": workload_has, "phase": phase, "error": error,
+            "limit": limit, "newest": newest,
         }
         page = source.records(**wanted, cursor=after)
         while not page["records"] and page["next"] is not None:  # a page may be empty if matches are rare
@@ -149,6 +155,7 @@ def records(
 def coverage(
     op: option.OfOp = None,
     implementation: option.OfImplementation = None,
+    workload_has: option.WorkloadHas = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="TARGET", help="Only this target: its key, cpu or 'llvm -mcpu=…'.")
     ] = None,
@@ -167,7 +174,9 @@ def coverage(
 
     key = option.read_key(target)
     with location.locate(url, database, namespace).connect() as source:
-        found = list(source.iter_coverage(op=op, implementation=implementation, target=key))
+        found = list(source.iter_coverage(
+            op=op, implementation=implementation, workload_has=workload_has, target=key
+        ))
     if as_json:
         print_json(found)
         return

@@ -113,6 +113,12 @@ OfOp = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="Only this operator.", autocompletion=complete_op),
 ]
+WorkloadHas = Annotated[
+    str | None,
+    typer.Option(
+        "--workload-has", metavar="WORDS", help="Only workloads whose text has each of these words: 'float16 768'."
+    ),
+]
 OfImplementation = Annotated[
     str | None,
     typer.Option(

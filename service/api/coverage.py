@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Response
 
 from service.access.auth import Who, Within
-from service.api.query import OfWorkload
+from service.api.query import OfWorkload, WorkloadHas
 from service.api.wire import describe, reply
 from service.context import Ctx
 from service.records import coverage, log_page
@@ -25,13 +25,14 @@ def tasks_of(
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
+    workload_has: WorkloadHas = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> Tasks:
     """The dependency of routes that filter tasks."""
     return Tasks(
         namespace=within, op=op, implementation=implementation, target=target, workload=digest,
-        limit=limit, cursor=cursor,
+        workload_has=workload_has, limit=limit, cursor=cursor,
     )
 
 

@@ -10,6 +10,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
+from service.records.filter import MAX_TEXT
 from service.selection.candidate import normal
 from strategy.suggestion import suggest
 from strategy.workload_text import EXAMPLE, parse_workload
@@ -28,6 +29,13 @@ async def read_workload(
 
 
 OfWorkload = Annotated[str | None, Depends(read_workload)]
+WorkloadHas = Annotated[
+    str | None,
+    Query(
+        max_length=MAX_TEXT, examples=["float16 768"],
+        description="Only workloads whose text has each of these words, in either case",
+    ),
+]
 
 
 async def check_query(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from service.access.auth import Who, Within
-from service.api.query import OfWorkload, refusal
+from service.api.query import OfWorkload, WorkloadHas, refusal
 from service.api.wire import describe, reply
 from service.context import Context, Ctx
 from service.records import exporter, log_page, settled
@@ -29,6 +29,7 @@ def wanted(
     op: str | None = None,
     implementation: str | None = None,
     target: str | None = None,
+    workload_has: WorkloadHas = None,
     source: str | None = None,
     run_id: int | None = None,
     task_id: int | None = None,
@@ -42,8 +43,8 @@ def wanted(
     """The dependency of routes that filter records."""
     return Wanted(
         namespace=within, op=op, implementation=implementation, target=target, workload=digest,
-        source=source, run_id=run_id, task_id=task_id, device=device, worker=worker, phase=phase,
-        error=None if error is None else str(error), since=since, until=until,
+        workload_has=workload_has, source=source, run_id=run_id, task_id=task_id, device=device, worker=worker,
+        phase=phase, error=None if error is None else str(error), since=since, until=until,
     )
 
 

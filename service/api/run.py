@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter, Query, Request, Response
@@ -12,12 +12,14 @@ from starlette.concurrency import run_in_threadpool
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
+from service.api.query import OfWorkload, WorkloadHas
 from service.api.wire import TARGET, Body, describe, reply
 from service.context import Context, Ctx, Seen
 from service.stream import Stream
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
+from service.tuning.run_filter import OfRun
 from strategy.record import RunRequest, RunState, RunStatus, encode
 from strategy.workload_text import EXAMPLE
 
@@ -27,9 +29,10 @@ _PAUSE_S = 0.1  # least time between two events, as many results may arrive at o
 
 
 class Runs(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs, the newest first."""
+    """Runs, the newest first; `next` is the cursor of the following page."""
 
     runs: tuple[RunStatus, ...]
+    next: int | None = None
 
 
 @router.post(
@@ -61,18 +64,38 @@ def create(context: Ctx, who: Who, within: Within, body: Body[RunRequest]) -> Re
     return reply(status, 201)
 
 
-@router.get("", **describe("List runs", gives=Runs))
+@router.get(
+    "",
+    **describe(
+        "List runs", gives=Runs, errors=(422,),
+        note="The newest first. `state` is a state, or `live` for any of a live run; the other filters are of tasks, "
+        "of which a run has one at least. `target` is a target's key.",
+    ),
+)
 def list_runs(
-    context: Ctx, within: Within, limit: Annotated[int, Query(ge=1, le=1000)] = 20
+    context: Ctx,
+    within: Within,
+    digest: OfWorkload,
+    workload_has: WorkloadHas = None,
+    op: str | None = None,
+    implementation: str | None = None,
+    target: str | None = None,
+    state: RunState | Literal["live"] | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 20,
+    cursor: Annotated[int | None, Query(ge=1)] = None,
 ) -> Response:
+    which = OfRun(
+        namespace=within, op=op, implementation=implementation, target=target, workload=digest,
+        workload_has=workload_has, state=None if state is None else str(state),
+    )
     with context.store.read() as connection:
-        ids = run_status.recent_ids(connection, limit, within)
-    parts = _each(context, ids)
+        ids = run_status.find_ids(connection, which, limit + 1, cursor)
+    parts = _each(context, ids[:limit], following=ids[limit - 1] if len(ids) > limit else None)
     first = next(parts)  # an error before the stream begins is a problem document
     return Stream(itertools.chain([first], parts), 200, None, "application/json")
 
 
-def _each(context: Context, ids: Sequence[int]) -> Iterator[bytes]:
+def _each(context: Context, ids: Sequence[int], following: int | None) -> Iterator[bytes]:
     """The JSON of `Runs`, a run at a time: each may have thousands of tasks."""
     begin = b'{"runs":['
     for run_id in ids:
@@ -80,7 +103,7 @@ def _each(context: Context, ids: Sequence[int]) -> Iterator[bytes]:
             status = run_status.status(connection, run_id, context.settings.alive_s)
         yield begin + encode(status)
         begin = b","
-    yield b"]}" if ids else begin + b"]}"
+    yield (b"" if ids else begin) + b'],"next":' + encode(following) + b"}"
 
 
 def _status(context: Context, who: Actor, run_id: int) -> RunStatus:

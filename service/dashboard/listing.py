@@ -1,16 +1,20 @@
-"""Range of days and sort order of lists, from the query of the URL."""
+"""Range of days, words and sort order of lists, from the query of the URL."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from fastapi import Query
 
 from service.errors import InvalidError
+from service.records.filter import MAX_TEXT
 from strategy.suggestion import suggest
+
+Words = Annotated[str, Query(max_length=MAX_TEXT)]  # `service.records.filter.has_words`
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,17 @@ def read_sort(text: str, known: Collection[str], default: str) -> str:
         meant = suggest(name, known) or f": expected one of {', '.join(known)}"
         raise InvalidError(f"sort: {name!r:.40} is no sortable column{meant}")
     return text
+
+
+def read_choice(name: str, text: str, known: Collection[str]) -> str | None:
+    """The value of a field that is one of a few; None if it is empty.
+
+    Raises:
+        InvalidError: it is none of them.
+    """
+    if text and text not in known:
+        raise InvalidError(f"{name}: {text!r:.40} is unknown: expected one of {', '.join(known)}")
+    return text or None
 
 
 def order(sort: str, columns: Mapping[str, Any]) -> sa.UnaryExpression[Any]:

@@ -10,7 +10,9 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Response
 
 from service.context import Ctx
+from service.dashboard.listing import Words, read_choice
 from service.dashboard.query import model as query
+from service.dashboard.query import selection as known
 from service.dashboard.view import MAX_ID, render
 from service.predict.evaluation import Evaluation
 from service.predict.ranker import LEAST_ACCURACY
@@ -22,12 +24,18 @@ SIDE = 400.0  # of the chart
 
 
 @router.get("")
-def list_models(context: Ctx, page: Annotated[int, Query(ge=1, le=10_000)] = 1) -> Response:
+def list_models(
+    context: Ctx, op: Words = "", target: Words = "", answers: str = "",
+    page: Annotated[int, Query(ge=1, le=10_000)] = 1,
+) -> Response:
+    does = {None: None, "yes": True, "no": False}[read_choice("answers", answers, ("yes", "no"))]
     with context.store.read() as connection:
-        found = query.page(connection, (page - 1) * query.PAGE)
+        found = query.page(connection, (page - 1) * query.PAGE, op, target, does)
+        targets = known.targets(connection)
+    filters = {"op": op, "target": target, "answers": answers}
     return render(
         "models.html", models=found[: query.PAGE], more=len(found) > query.PAGE, page=page,
-        bar=LEAST_ACCURACY, least=LEAST_WORKLOADS,
+        bar=LEAST_ACCURACY, least=LEAST_WORKLOADS, filters=filters, filtered=any(filters.values()), targets=targets,
     )
 
 

@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Response
 
 from service.context import Ctx
+from service.dashboard.listing import Words
 from service.dashboard.query import op as query
+from service.dashboard.query import selection as known
 from service.dashboard.view import MAX_ID, PageNumber, op_url, render
 from service.errors import NotFoundError
+from service.records.filter import OfTask
 from service.store.catalogue import code_version
 from strategy.installed import installed
 
@@ -17,10 +20,15 @@ router = APIRouter(prefix="/ops", include_in_schema=False)
 
 
 @router.get("")
-def list_ops(context: Ctx, page: PageNumber = 1) -> Response:
+def list_ops(context: Ctx, workload_has: Words = "", target: Words = "", page: PageNumber = 1) -> Response:
+    wanted = OfTask(workload_has=workload_has, target_has=target)
     with context.store.read() as connection:
-        found = query.ops(connection, (page - 1) * query.OPS)
-    return render("ops.html", ops=found[: query.OPS], more=len(found) > query.OPS, page=page)
+        found = query.ops(connection, wanted, (page - 1) * query.OPS)
+        targets = known.targets(connection)
+    return render(
+        "ops.html", ops=found[: query.OPS], more=len(found) > query.OPS, page=page, targets=targets,
+        filters={"workload_has": workload_has, "target": target},
+    )
 
 
 @router.get("/{op:path}")
@@ -30,6 +38,7 @@ def show(
     target: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     model: Annotated[str | None, Query(max_length=1000)] = None,
     value: Literal["ratio", "time"] = "ratio",
+    workload_has: Words = "",
     page: PageNumber = 1,
 ) -> Response:
     with context.store.read() as connection:
@@ -41,21 +50,21 @@ def show(
         # The form may send the device model of the previous target.
         names = [m.model for m in models]
         of_model = next((name for name in names if name == model), names[0] if names else "")
-        shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE)
-        newest = query.newest_shapes(connection, op, chosen.id)
+        shapes = query.shapes(connection, op, chosen.id, (page - 1) * query.PAGE, workload_has)
+        newest = query.newest_shapes(connection, op, chosen.id, workload_has)
         cells = query.judge(connection, chosen.id, of_model, [*newest, *(w.id for w in shapes)])
         judged = {i: cells[i] for i in newest}
         summary = query.summarize(judged)
         values = {
             "summary": summary[: query.MAX_IMPLEMENTATIONS], "implementations": len(summary),
-            "cost": query.plevel_cost(judged), "judged": len(judged),
+            "cost": query.plevel_cost(judged), "judged": len(judged), "bounded": len(newest) == query.JUDGED,
             "mistakes": query.find_mistakes(connection, judged), "cells": cells, "stale": _stale(op, judged),
         }
     return render(
         "op.html", op=op, path=op_url(op), targets=targets, target=chosen, models=models,
         model=of_model, value=value, page=page,
         shapes=shapes[: query.PAGE], more=len(shapes) > query.PAGE,
-        filters={"target": target, "model": model, "value": value}, **values,
+        filters={"target": target, "model": model, "value": value, "workload_has": workload_has}, **values,
     )
 
 

@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.context import Ctx
-from service.dashboard.listing import read_sort, read_span
+from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import record as query
+from service.dashboard.query import selection as known
 from service.dashboard.view import HEADERS, MAX_ID, render
 from service.errors import InvalidError
 from service.records import exporter
-from service.records.known import check_names
 from service.stream import Stream
 from strategy.record import ErrorKind, Phase
 
@@ -24,13 +24,13 @@ _MEDIA = {"native": "application/x-ndjson", "csv": "text/csv"}
 
 
 async def read_filters(
-    op: str = "", implementation: str = "", phase: str = "", error: str = "", run: str = "", task: str = "",
-    device: str = "",
+    workload_has: Words = "", op: str = "", implementation: str = "", target: Words = "", phase: str = "",
+    error: str = "", run: str = "", task: str = "", device: str = "",
 ) -> dict[str, str]:
     """The dependency of both routes: the fields by which they filter, as they are given."""
     return {
-        "op": op, "implementation": implementation, "phase": phase, "error": error, "run": run, "task": task,
-        "device": device,
+        "workload_has": workload_has, "op": op, "implementation": implementation, "target": target, "phase": phase,
+        "error": error, "run": run, "task": task, "device": device,
     }
 
 
@@ -41,9 +41,9 @@ def _wanted(given: Given, message: str = "", *, calibration: bool = False) -> qu
     return query.Filter(
         run_id=_id("run", given["run"]), task_id=_id("task", given["task"]),
         device_id=_id("device", given["device"]), op=given["op"] or None,
-        implementation=given["implementation"] or None,
-        phase=Phase(phase) if (phase := _one_of("phase", given["phase"], _PHASES)) else None,
-        error=_one_of("error", given["error"], _ERRORS), message=message or None, calibration=calibration,
+        implementation=given["implementation"] or None, workload_has=given["workload_has"], target_has=given["target"],
+        phase=Phase(phase) if (phase := read_choice("phase", given["phase"], _PHASES)) else None,
+        error=read_choice("error", given["error"], _ERRORS), message=message or None, calibration=calibration,
     )
 
 
@@ -62,15 +62,17 @@ def list_records(
     wanted = _wanted(given, message, calibration=calibration)
     with context.store.read() as connection:
         page = query.page(connection, wanted, cursor, span=span, sort=by)
+        targets = known.targets(connection)
         if not page.rows:
-            check_names(connection, op=wanted.op, implementation=wanted.implementation)
+            wanted.check_names(connection)
     filters = {
         **given, "message": message, "since": since, "until": until,
         "calibration": 1 if calibration else None, "sort": sort,
     }
     return render(
         "records.html", page=page, filters=filters, cursor=cursor, errors=_ERRORS, phases=_PHASES,
-        sort=by, filtered=any(v for k, v in filters.items() if k != "sort"), oldest_first=by == "record",
+        targets=targets, sort=by, oldest_first=by == "record",
+        filtered=any(v for k, v in filters.items() if k != "sort"),
         # An export searches no messages, and no days of recording.
         exported=None if message or since or until else given,
     )
@@ -94,12 +96,6 @@ def _id(name: str, text: str) -> int | None:
     if not re.fullmatch("[0-9]{1,19}", digits) or not 1 <= int(digits) <= MAX_ID:
         raise InvalidError(f"{name}: {text!r:.40} is no id: enter a whole number")
     return int(digits)
-
-
-def _one_of(name: str, text: str, known: tuple[str, ...]) -> str | None:
-    if text and text not in known:
-        raise InvalidError(f"{name}: {text!r:.40} is unknown: expected one of {', '.join(known)}")
-    return text or None
 
 
 @router.get("/{record_id}")

@@ -14,13 +14,13 @@ from service.access import audit
 from service.access.auth import Who
 from service.context import Context, Ctx, Seen
 from service.dashboard.installed_version import installed_versions
-from service.dashboard.listing import read_sort, read_span
+from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import run as query
 from service.dashboard.query import run_list
+from service.dashboard.query import selection as known
 from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, PageNumber, render, reply
 from service.queue import fleet
-from service.records.known import check_names
 from service.store.sql import read_clock
 from service.store.tables import LIVE
 from service.stream import Stream
@@ -28,6 +28,7 @@ from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from service.tuning.ownership import find_interrupted, is_interrupted
+from service.tuning.run_filter import LIVE_STATE, OfRun
 from service.tuning.tally import tally
 from strategy.record import RunState, convert
 from strategy.select import Selection
@@ -37,28 +38,34 @@ from strategy.workload import Workload
 router = APIRouter(prefix="/runs", include_in_schema=False)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
 OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
+_STATES = (LIVE_STATE, *(s.value for s in RunState))
 _PAUSE_S = 0.5  # least time between two events, as a page redraws for each
 
 
 @router.get("")
 def list_runs(
-    context: Ctx, state: str = "", op: str = "", since: str = "", until: str = "", sort: str = "",
-    page: PageNumber = 1,
+    context: Ctx, state: str = "", workload_has: Words = "", op: str = "", target: Words = "", since: str = "",
+    until: str = "", sort: str = "", page: PageNumber = 1,
 ) -> Response:
     span, by = read_span(since, until), read_sort(sort, run_list.SORTS, run_list.NEWEST)
+    wanted = OfRun(
+        state=read_choice("state", state, _STATES), op=op or None, workload_has=workload_has, target_has=target
+    )
     with context.store.read() as connection:
-        found = run_list.page(
-            connection, state, op, span=span, sort=by, offset=(page - 1) * run_list.PAGE
-        )
+        found = run_list.page(connection, wanted, span=span, sort=by, offset=(page - 1) * run_list.PAGE)
+        targets = known.targets(connection)
         if not found:
-            check_names(connection, op=op)
+            wanted.check_names(connection)
         at = read_clock(connection)
         interrupted = find_interrupted(connection, [r.id for r in found])
+    filters = {
+        "state": state, "workload_has": workload_has, "op": op, "target": target, "since": since, "until": until,
+        "sort": sort,
+    }
     return render(
         "runs.html", runs=found[: run_list.PAGE], more=len(found) > run_list.PAGE, page=page, now=at, sort=by,
-        interrupted=interrupted,
-        filters={"state": state, "op": op, "since": since, "until": until, "sort": sort},
-        states=["live", *(s.value for s in RunState)],
+        interrupted=interrupted, filters=filters, filtered=any(v for k, v in filters.items() if k != "sort"),
+        states=_STATES, targets=targets,
     )
 
 

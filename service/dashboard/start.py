@@ -92,7 +92,7 @@ def start(context: Ctx, who: Who, fields: Fields) -> Response:
 def _render(
     connection: sa.Connection, given: Mapping[str, str], faults: Mapping[str, str]
 ) -> Response:
-    page = render("start.html", given=given, faults=faults, targets=known.known(connection)["targets"])
+    page = render("start.html", given=given, faults=faults, targets=known.targets(connection))
     page.status_code = 422 if faults else 200
     return page
 

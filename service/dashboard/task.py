@@ -13,11 +13,12 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.context import Ctx
 from service.dashboard.installed_version import installed_versions
-from service.dashboard.listing import read_sort, read_span
+from service.dashboard.listing import Words, read_choice, read_sort, read_span
+from service.dashboard.query import selection as known
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, PageNumber, render, reply
-from service.records.known import check_names
+from service.records.filter import OfTask
 from service.search.importance import LEAST, importance
 from strategy.record import convert
 from strategy.space import Config, ConfigError, ConfigSpace
@@ -31,24 +32,32 @@ Name = Annotated[str, Query(max_length=300)]
 
 @router.get("")
 def list_tasks(
-    context: Ctx, op: str = "", implementation: str = "", target: str = "", since: str = "",
-    until: str = "", sort: str = "", calibration: bool = False, page: PageNumber = 1,
+    context: Ctx, workload_has: Words = "", op: str = "", implementation: str = "", target: Words = "",
+    status: str = "", since: str = "", until: str = "", sort: str = "", calibration: bool = False,
+    page: PageNumber = 1,
 ) -> Response:
     span, by = read_span(since, until), read_sort(sort, query.SORTS, query.NEWEST)
-    with context.store.read() as connection:
-        found = query.page(
-            connection, op, implementation, target, span=span, sort=by, calibration=calibration,
-            offset=(page - 1) * query.PAGE,
-        )
-        if not found:
-            check_names(connection, op=op, implementation=implementation)
+    wanted = OfTask(
+        op=op or None, implementation=implementation or None, workload_has=workload_has, target_has=target
+    )
     filters = {
-        "op": op, "implementation": implementation, "target": target, "since": since, "until": until,
-        "calibration": 1 if calibration else None, "sort": sort,
+        "workload_has": workload_has, "op": op, "implementation": implementation, "target": target, "status": status,
+        "since": since, "until": until, "calibration": 1 if calibration else None, "sort": sort,
     }
+    filtered = any(v for k, v in filters.items() if k != "sort")
+    which: dict[str, Any] = {
+        "status": read_choice("status", status, query.STATUSES), "span": span, "calibration": calibration
+    }
+    with context.store.read() as connection:
+        found = query.page(connection, wanted, **which, sort=by, offset=(page - 1) * query.PAGE)
+        matching = query.count(connection, wanted, **which) if filtered else None
+        targets = known.targets(connection)
+        if not found:
+            wanted.check_names(connection)
     return render(
         "tasks.html", tasks=found[: query.PAGE], more=len(found) > query.PAGE, page=page, sort=by,
-        filters=filters, filtered=any(v for k, v in filters.items() if k != "sort"),
+        filters=filters, filtered=filtered, targets=targets, statuses=query.STATUSES, matching=matching,
+        counted=query.COUNTED,
     )
 
 

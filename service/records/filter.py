@@ -6,11 +6,40 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.errors import InvalidError
 from service.records.known import check_names
 from service.store.namespace import DEFAULT
 from service.store.sql import is_given
 from service.store.tables import advice, device, record, target, task, worker, workload
 from strategy.record import Phase
+
+MAX_TEXT = 4000  # characters of a filter by words, which may be a whole workload
+MAX_WORDS = 50
+
+
+def has_words(column: sa.ColumnElement[str], text: str | None) -> list[sa.ColumnElement[bool]]:
+    """The conditions that a column has each word of a text, in either case and anywhere.
+
+    Raises:
+        InvalidError: more than `MAX_WORDS`.
+    """
+    words = dict.fromkeys((text or "").split())
+    if len(words) > MAX_WORDS:
+        raise InvalidError(f"a filter by {len(words)} words: at most {MAX_WORDS} are looked for, leave some out")
+    return [column.icontains(word, autoescape=True) for word in words]
+
+
+def of_target(text: str | None) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `target` that its key has each word of a text, or is that text if there is such a key.
+
+    The latter finds a key that is the beginning of others.
+    """
+    words = has_words(target.c.key, text)
+    if text is None or not words:
+        return []
+    other = target.alias()
+    exact = target.c.key == text.strip()
+    return [sa.or_(exact, sa.and_(~sa.exists().where(other.c.key == text.strip()), *words))]
 
 
 def of_error(error: str | None) -> list[sa.ColumnElement[bool]]:
@@ -22,27 +51,32 @@ def of_error(error: str | None) -> list[sa.ColumnElement[bool]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfTask:
-    """The criteria of a task; `target` is a key, `workload` a digest."""
+class OfTask:
+    """The criteria of a task; `target` is a key, `workload` a digest, and both `has` are words (`has_words`)."""
 
     namespace: str | None = None
     op: str | None = None
     implementation: str | None = None
     target: str | None = None
     workload: str | None = None
+    workload_has: str | None = None
+    target_has: str | None = None
 
     def of_task(self, of_op: sa.ColumnElement[int] = task.c.workload_id) -> list[sa.ColumnElement[bool]]:
-        """The conditions on `task`; `of_op` is the workload's id, by which those of the operator are found."""
+        """The conditions on `task`; `of_op` is the workload's id, by which several workloads are found."""
         equal = [(self.namespace, task.c.namespace), (self.implementation, task.c.implementation)]
         found = [column == value for value, column in equal if value is not None]
-        if self.op is not None:
-            found.append(of_op.in_(sa.select(workload.c.id).where(workload.c.op == self.op)))
+        named = [] if self.op is None else [workload.c.op == self.op]
+        if several := named + has_words(workload.c.key, self.workload_has):
+            found.append(of_op.in_(sa.select(workload.c.id).where(*several)))
         if self.workload is not None:
             of_shape = sa.select(workload.c.id).where(workload.c.digest == self.workload)
             found.append(task.c.workload_id.in_(of_shape))
         if self.target is not None:
             of_key = sa.select(target.c.id).where(target.c.key == self.target)
             found.append(task.c.target_id.in_(of_key))
+        if words := of_target(self.target_has):
+            found.append(task.c.target_id.in_(sa.select(target.c.id).where(*words)))
         return found
 
     def check_names(self, connection: sa.Connection) -> None:
@@ -50,8 +84,11 @@ class _OfTask:
         check_names(connection, op=self.op, implementation=self.implementation, namespace=self.namespace)
 
 
+ANY = OfTask()
+
+
 @dataclass(frozen=True, kw_only=True)
-class Wanted(_OfTask):
+class Wanted(OfTask):
     """A conjunction of criteria of records; instants are Unix times.
 
     `error` is a kind, `any` for all failures, or `none` for successes; `device` is an identity, `worker` a name.
@@ -108,7 +145,7 @@ class Wanted(_OfTask):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tasks(_OfTask):
+class Tasks(OfTask):
     """A page of the tasks that all of these hold for: `limit` at most, after the one that `cursor` names."""
 
     namespace: str = DEFAULT

@@ -16,12 +16,12 @@ from service.records import ranking
 from service.records.best import standing
 from service.records.ranking import Ranked
 from service.store import catalogue
-from service.store.namespace import DEFAULT
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning import budget, other_run
 from service.tuning.ownership import is_interrupted
 from service.tuning.run import unknown_run
+from service.tuning.run_filter import OF_DEFAULT, OfRun
 from service.tuning.tally import count_trials, tally
 from strategy.op import find_op
 from strategy.record import Phase, RunState, RunStatus, TaskStatus, TimingPolicy, convert
@@ -221,18 +221,24 @@ def flops_of(body: Any) -> int | None:
     return None if find_op(asked.op) is None else asked.flops
 
 
-def recent_ids(connection: sa.Connection, limit: int, namespace: str) -> Sequence[int]:
-    """The ids of the newest runs of a namespace, the newest first."""
-    query = sa.select(run.c.id).where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
-    return connection.scalars(query).all()
+def find_ids(connection: sa.Connection, of: OfRun, limit: int, cursor: int | None = None) -> Sequence[int]:
+    """The ids of the newest matching runs, the newest first: of those before the run `cursor`, if it is given.
+
+    Raises:
+        InvalidError: none matches, and a name of the filter is mistyped.
+    """
+    before = [] if cursor is None else [run.c.id < cursor]
+    query = sa.select(run.c.id).where(*of.conditions, *before).order_by(run.c.id.desc()).limit(limit)
+    found = connection.scalars(query).all()
+    if not found:
+        of.check_names(connection)
+    return found
 
 
-def recent(
-    connection: sa.Connection, limit: int, alive_s: float, namespace: str = DEFAULT
-) -> list[RunStatus]:
-    """The runs of a namespace, the newest first."""
+def recent(connection: sa.Connection, limit: int, alive_s: float, of: OfRun = OF_DEFAULT) -> list[RunStatus]:
+    """The matching runs, the newest first; raise as `find_ids`."""
     rows = connection.execute(
-        _runs().where(run.c.namespace == namespace).order_by(run.c.id.desc()).limit(limit)
+        _runs().where(run.c.id.in_(find_ids(connection, of, limit))).order_by(run.c.id.desc())
     ).all()
     idle = idle_s(connection, [row.id for row in rows])
     return [_status(connection, row, alive_s, idle.get(row.id, 0.0)) for row in rows]

@@ -274,6 +274,29 @@ def test_records_are_filtered_and_paged_by_their_address(visit, seeded: Site) ->
     visitor.check()
 
 
+def test_tasks_are_filtered_by_the_words_of_their_workloads_and_their_status(visit, seeded: Site) -> None:
+    visitor = visit(seeded)
+    page = visitor.page
+    visitor.open("/ops")
+    page.get_by_label("Workload has").fill("dense [128,768]")
+    page.get_by_label("Workload has").press("Enter")
+    page.get_by_role("link", name="Their tasks").click()
+    page.get_by_label("Status").select_option("timed")
+    page.get_by_role("button", name="Filter").click()
+    page.get_by_role("link", name="Best median").click()
+    visitor.settle()
+    for told in ("workload_has=dense+%5B128%2C768%5D", "status=timed", "sort=-median"):
+        assert told in page.url
+    rows = page.locator("tbody tr")
+    assert rows.count() > 3
+    assert all("[128,768]" in row.text_content() for row in rows.all())
+    assert page.get_by_label("Target").get_attribute("list") == "targets"
+    assert page.locator("#targets option").first.get_attribute("value") == seed.TARGET.key
+    page.get_by_role("link", name="Clear").click()
+    assert rows.count() == 50
+    visitor.check()
+
+
 def test_a_page_is_used_by_keyboard_alone(visit, seeded: Site) -> None:
     visitor = visit(seeded)
     page = visitor.page

@@ -105,6 +105,11 @@ def _check_models(c: sa.Connection, newest: int) -> None:
     """One for each operator and target, the newest; all versions beside each."""
     assert [(m.op, m.version) for m in model_query.page(c, 0)] == [(seed.HOSTILE_OP, 1), ("dense", 3)]
     assert model_query.page(c, 2) == []
+    assert [m.op for m in model_query.page(c, 0, "ENS", "znver4")] == ["dense"]
+    assert [m.op for m in model_query.page(c, 0, seed.HOSTILE_OP, seed.TARGET.key)] == [seed.HOSTILE_OP]
+    assert model_query.page(c, 0, "d_nse") == model_query.page(c, 0, "", "znver3") == []
+    for answers, op in ((True, seed.HOSTILE_OP), (False, "dense")):
+        assert [m.op for m in model_query.page(c, 0, answers=answers)] == [op]
     row = model_query.head(c, newest - 1)
     assert row.version == 2
     assert [v.id for v in model_query.versions(c, row)] == [newest, newest - 1, newest - 2]

@@ -30,6 +30,7 @@ from service.store.tables import TokenScope, record, task, timing_policy
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, sources
+from service.tuning.run_filter import OfRun
 from strategy.op_strategy import Candidate
 from strategy.record import RunStatus, decode, encode, to_json
 from strategy.select import Reason
@@ -130,7 +131,7 @@ def test_equal_requests_are_runs_of_their_own(store: Store) -> None:
         )
         assert mine.isdisjoint(theirs)
         assert [r.id for r in run_status.recent(c, 10, 60.0)] == [first]
-        assert [r.id for r in run_status.recent(c, 10, 60.0, OTHER)] == [other]
+        assert [r.id for r in run_status.recent(c, 10, 60.0, OfRun(namespace=OTHER))] == [other]
         assert runs.newest(c, WORKLOAD, TARGET, OTHER) == other
         assert runs.newest(c, WORKLOAD, TARGET, "nobody") is None
 

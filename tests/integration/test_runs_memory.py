@@ -22,7 +22,7 @@ pytestmark = pytest.mark.in_turn("url")
 async def body_of(store: Store, limit: int = 1000) -> tuple[list[bytes], bytes]:
     """The parts of the answer, and all of it."""
     context = cast("Context", SimpleNamespace(store=store, settings=SimpleNamespace(alive_s=60.0)))
-    answer: Any = list_runs(context, "default", limit)
+    answer: Any = list_runs(context, "default", None, limit=limit)
     parts = [part async for part in answer.body_iterator]
     return parts, b"".join(parts)
 
@@ -48,4 +48,4 @@ def test_a_failure_before_the_first_run_is_a_problem(store: Store, monkeypatch: 
     monkeypatch.setattr(run_status, "status", fail)
     context = cast("Context", SimpleNamespace(store=store, settings=SimpleNamespace(alive_s=60.0)))
     with pytest.raises(DatabaseError):
-        list_runs(context, "default")
+        list_runs(context, "default", None)

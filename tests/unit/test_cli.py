@@ -588,7 +588,7 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     command: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = (status(2, "dense(x)", interrupted=False), status(1, *"abc", interrupted=True))
-    monkeypatch.setattr(Direct, "runs", lambda self, limit: known)
+    monkeypatch.setattr(Direct, "runs", lambda self, limit, **wanted: known)
     monkeypatch.setenv("PLEVEL_NAMESPACE", "vision")
     database = tmp_path / "a b.db"
     place = ("--database", str(database))
@@ -606,7 +606,7 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
 def test_a_narrow_terminal_has_no_column_of_runs_messages(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = "dense(data=float32[16,64],weight=float32[32,64]:const)"
     known = (status(2, "relu(x)", interrupted=False), status(1, workload, interrupted=True))
-    monkeypatch.setattr(Direct, "runs", lambda self, limit: known)
+    monkeypatch.setattr(Direct, "runs", lambda self, limit, **wanted: known)
     said = io.StringIO()
     narrow = Console(file=said, width=80, force_terminal=True, no_color=True, highlight=False)
     monkeypatch.setattr("plevel.cli.output.make_console", lambda **_: narrow)
@@ -621,7 +621,7 @@ def test_a_narrow_terminal_has_no_column_of_runs_messages(called: Called, monkey
 def test_an_interrupted_run_of_a_service_goes_on_by_itself(
     command: str, called: Called, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Client, "runs", lambda self, limit: (status(1, "dense(x)", interrupted=True),))
+    monkeypatch.setattr(Client, "runs", lambda self, limit, **wanted: (status(1, "dense(x)", interrupted=True),))
     monkeypatch.setattr(Client, "workers", lambda self: [])
     shown = called(command, "--url", "http://farm:8765")
     assert shown.stdout.splitlines()[-1] == "run 1 waits for a service that tunes; it goes on by itself"
@@ -1837,6 +1837,12 @@ def test_coverage_lists_the_tasks(called: Called, tmp_path: Path) -> None:
         assert called("plot", op, "--target", spec).returncode == 0
     assert_one_line(called("coverage", "--target", "cpux"), 2, "--target", "did you mean cpu?")
     assert called("coverage", "--op", "dense").stdout == "no task matches\n"
+    for words, expected in ((f"{op.upper()} vector", [task]), ("vector_add softmax", [])):
+        assert json.loads(called("coverage", "--workload-has", words, "--json").stdout) == expected
+        listed = json.loads(called("records", "--workload-has", words, "--json").stdout)["records"]
+        assert len(listed) == 2 * len(expected)
+    assert called("runs", "--state", "live", "--workload-has", "dense").stdout == "no run matches\n"
+    assert_one_line(called("runs", "--state", "ended"), 2, "--state", "expected one of live, running")
     found = json.loads(called("records", "--op", task["workload"].partition("(")[0], "--json").stdout)
     assert len(found["records"]) == 2
     assert called("records", "--op", "dense").stdout == "no record matches\n"

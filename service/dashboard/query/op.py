@@ -11,6 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
+from service.records.filter import ANY, OfTask, has_words
 from service.records.log import REFERENCE
 from service.records.ranking import best_on, of_one_model
 from service.store.namespace import DEFAULT
@@ -27,11 +28,12 @@ LOOKED_AT = 20_000  # tasks whose device models are offered
 MAX_IMPLEMENTATIONS = 24
 
 
-def ops(connection: sa.Connection, offset: int = 0) -> list[Any]:
-    """Operators on record with counts of their workloads, targets, implementations and times.
+def ops(connection: sa.Connection, of: OfTask = ANY, offset: int = 0) -> list[Any]:
+    """Operators on record with counts of their workloads, targets, implementations and times, of matching tasks.
 
     One more than a page of `OPS` if there are more.
     """
+    wanted = of.of_task()
     # PostgreSQL sorts all rows for each count of distinct values: few rows are left for it.
     grouped = (
         sa.select(
@@ -40,13 +42,13 @@ def ops(connection: sa.Connection, offset: int = 0) -> list[Any]:
         )
         .join(task, task.c.workload_id == workload.c.id)
         .outerjoin(best, sa.and_(best.c.task_id == task.c.id, best.c.scope == "target"))
-        .where(workload.c.op != REFERENCE.op)
+        .where(workload.c.op != REFERENCE.op, *wanted)
         .group_by(workload.c.op, task.c.target_id, task.c.implementation)
         .subquery()
     )
     workloads = (
         sa.select(sa.func.count())
-        .where(workload.c.op == grouped.c.op, sa.exists().where(task.c.workload_id == workload.c.id))
+        .where(workload.c.op == grouped.c.op, sa.exists().where(task.c.workload_id == workload.c.id, *wanted))
         .scalar_subquery()
     )
     query = (
@@ -126,11 +128,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 Judged = dict[int, dict[str, Cell]]
 
 
-def newest_shapes(connection: sa.Connection, op: str, target_id: int) -> Sequence[int]:
-    """The ids of the `JUDGED` newest workloads of the operator on a target, which its page sums up."""
+def newest_shapes(connection: sa.Connection, op: str, target_id: int, has: str = "") -> Sequence[int]:
+    """The ids of the `JUDGED` newest workloads of the operator on a target, which its page sums up.
+
+    Of those whose text `has` these words, as in `shapes`.
+    """
     return connection.scalars(
         sa.select(workload.c.id)
-        .where(workload.c.op == op, _on_target(target_id))
+        .where(workload.c.op == op, _on_target(target_id), *has_words(workload.c.key, has))
         .order_by(workload.c.id.desc())
         .limit(JUDGED)
     ).all()
@@ -270,11 +275,11 @@ def find_mistakes(connection: sa.Connection, judged: Judged, limit: int = 10) ->
     return [Mistake(key=keys[m[1]], taken=m[2], winner=m[3], cost=m[0]) for m in shown]
 
 
-def shapes(connection: sa.Connection, op: str, target_id: int, offset: int) -> list[Any]:
+def shapes(connection: sa.Connection, op: str, target_id: int, offset: int, has: str = "") -> list[Any]:
     """Workloads of the operator on the target; one more than a page if there are more."""
     query = (
         sa.select(workload.c.id, workload.c.key)
-        .where(workload.c.op == op, _on_target(target_id))
+        .where(workload.c.op == op, _on_target(target_id), *has_words(workload.c.key, has))
         .order_by(workload.c.id)
         .offset(offset)
         .limit(PAGE + 1)

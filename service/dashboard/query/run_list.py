@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from service.dashboard.listing import ALWAYS, Span, order
 from service.store.sql import now
-from service.store.tables import LIVE, record, run, run_task, target, task, workload
+from service.store.tables import record, run, run_task, target, task, workload
+from service.tuning.run_filter import ANY, OfRun
 
 PAGE = 25
 SORTS = ("run", "target", "budget", "records", "took")
@@ -19,7 +20,7 @@ FIRST_TASK = (
 
 
 def page(
-    connection: sa.Connection, state: str | None = None, op: str | None = None, *,
+    connection: sa.Connection, of: OfRun = ANY, *,
     span: Span = ALWAYS, sort: str = NEWEST, offset: int = 0, size: int = PAGE,
 ) -> list[Any]:
     """Matching runs, sorted by one of `SORTS`; one more than a page if there are more."""
@@ -46,7 +47,7 @@ def page(
         # A run's own is that of the devices that time it, however they do.
         .join(target, target.c.id == sa.func.coalesce(task.c.target_id, run.c.target_id))
         .outerjoin(workload, workload.c.id == task.c.workload_id)
-        .where(*span.conditions(run.c.created_at))
+        .where(*of.conditions, *span.conditions(run.c.created_at))
         .order_by(
             order(sort, {
                 "run": run.c.id, "budget": trials, "records": records, "target": target.c.key,
@@ -57,16 +58,4 @@ def page(
         .offset(offset)
         .limit(size + 1)
     )
-    if state == "live":
-        query = query.where(run.c.state.in_(LIVE))
-    elif state:
-        query = query.where(run.c.state == state)
-    if op:
-        of_op = (
-            sa.select(run_task.c.run_id)
-            .join(task, task.c.id == run_task.c.task_id)
-            .join(workload, workload.c.id == task.c.workload_id)
-            .where(workload.c.op == op)
-        )
-        query = query.where(run.c.id.in_(of_op))
     return list(connection.execute(query))

@@ -16,6 +16,11 @@ from strategy.workload import Workload
 OFFERED = 30
 
 
+def targets(connection: sa.Connection) -> list[str]:
+    """The keys of the newest targets on record, for the fields of forms."""
+    return list(connection.scalars(sa.select(target.c.key).order_by(target.c.id.desc()).limit(OFFERED)))
+
+
 def known(connection: sa.Connection) -> dict[str, list[Any]]:
     """Targets and devices on record, and the most recently measured workloads, for the form."""
     recent = (
@@ -33,14 +38,13 @@ def known(connection: sa.Connection) -> dict[str, list[Any]]:
         .join(target, target.c.id == recent.c.target_id)
         .order_by(recent.c.at.desc())
     )
-    targets = connection.scalars(sa.select(target.c.key).order_by(target.c.id.desc()).limit(OFFERED))
     devices = connection.execute(
         sa.select(device.c.identity, sa.func.max(device.c.model).label("model"))
         .group_by(device.c.identity)
         .order_by(sa.func.max(device.c.seen_at).desc())
         .limit(OFFERED)
     )
-    return {"lately": list(lately), "targets": list(targets), "devices": list(devices)}
+    return {"lately": list(lately), "targets": targets(connection), "devices": list(devices)}
 
 
 def find_target(connection: sa.Connection, key: str) -> Target | None:

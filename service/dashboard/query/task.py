@@ -12,6 +12,7 @@ from service.dashboard.query.curve import MAX_CURVES, Curve, best_so_far
 from service.dashboard.show import show_device
 from service.errors import NotFoundError
 from service.records.best import standing
+from service.records.filter import ANY, OfTask
 from service.records.log import REFERENCE
 from service.records.ranking import best_on, choose, measured_on
 from service.store.sql import among, now
@@ -19,8 +20,10 @@ from service.store.tables import Scope, best, device, record, target, task, work
 from strategy.record import Phase
 
 PAGE = 50
+COUNTED = 10_000
 SORTS = ("task", "implementation", "target", "median", "updated")
 NEWEST = "-task"
+STATUSES = ("timed", "failed", "untried")  # failed: all of its records
 MAX_POINTS = 1500  # of a scatter
 FASTEST = 150  # the fastest of them are always shown
 WITHIN = (1.02, 1.05, 1.1, 1.25, 1.5, 2.0)
@@ -28,22 +31,31 @@ By = Literal["all", "run", "device", "version"]
 
 
 def page(
-    connection: sa.Connection, op: str = "", implementation: str = "", on: str = "", *,
+    connection: sa.Connection, of: OfTask = ANY, *, status: str | None = None,
     span: Span = ALWAYS, sort: str = NEWEST, calibration: bool = False, offset: int = 0,
 ) -> list[Any]:
     """Matching tasks, sorted by one of `SORTS`; one more than a page if there are more.
 
     Of several device models the time is of the fastest, and `model` its name; empty if none is known.
-    `span` restricts when their best was found; `calibration` includes calibration kernels. Of equal ones the newest
+    `span` restricts when their best was found, `status` is one of `STATUSES`; `calibration` includes
+    calibration kernels. Of equal ones the newest
     come first, but the oldest of one implementation if those are sorted upwards.
     """
-    wanted = _wanted(op, implementation, on, calibration)
+    wanted = _wanted(of, status, calibration)
     if sort.removeprefix("-") in _OF_BEST:
         ids = _by_best(connection, wanted, span, sort, offset)
     else:
         ids = _by_task(connection, wanted, span, sort, offset)
     rows = {} if not ids else {row.id: row for row in connection.execute(_SHOWN, {"ids": ids})}
     return [rows[i] for i in ids]
+
+
+def count(
+    connection: sa.Connection, of: OfTask, *, status: str | None = None, span: Span = ALWAYS, calibration: bool = False
+) -> int:
+    """The number of tasks that match as in `page`, at most one more than `COUNTED`."""
+    query = _matching(_wanted(of, status, calibration), span).limit(COUNTED + 1)
+    return connection.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
 
 
 _OF_BEST = {"median": best.c.median_s, "updated": best.c.updated_at}
@@ -78,25 +90,37 @@ _SHOWN = (
 )
 
 
-def _wanted(op: str, implementation: str, on: str, calibration: bool) -> list[sa.ColumnElement[bool]]:
+def _wanted(of: OfTask, status: str | None, calibration: bool) -> list[sa.ColumnElement[bool]]:
     """The conditions on `task`; its workload and target by their ids, so that rows passed over are not joined."""
-    found = [] if not implementation else [task.c.implementation == implementation]
-    if op:
-        found.append(task.c.workload_id.in_(sa.select(workload.c.id).where(workload.c.op == op)))
+    found = of.of_task() + _of_status(status)
     if not calibration:
         found.append(task.c.workload_id.not_in(sa.select(workload.c.id).where(workload.c.op == REFERENCE.op)))
-    if on:
-        found.append(task.c.target_id.in_(sa.select(target.c.id).where(target.c.key == on)))
     return found
+
+
+def _matching(wanted: list[sa.ColumnElement[bool]], span: Span) -> sa.Select[Any]:
+    query = sa.select(task.c.id).where(*wanted)
+    if dated := span.conditions(best.c.updated_at):
+        query = query.join_from(task, best, _BEST_SHOWN).where(*dated)
+    return query
+
+
+def _of_status(status: str | None) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `task` of one of `STATUSES`; empty for None."""
+    if status is None:
+        return []
+    timed = sa.exists().where(best.c.task_id == task.c.id, _LISTED).correlate(task)
+    if status == "timed":
+        return [timed]
+    tried = sa.exists().where(record.c.task_id == task.c.id, standing()).correlate(task)
+    return [~timed, tried if status == "failed" else ~tried]
 
 
 def _by_task(
     connection: sa.Connection, wanted: list[sa.ColumnElement[bool]], span: Span, sort: str, offset: int
 ) -> list[int]:
     """The ids of a page that a column of the tasks themselves sorts."""
-    query = sa.select(task.c.id).where(*wanted)
-    if dated := span.conditions(best.c.updated_at):
-        query = query.join_from(task, best, _BEST_SHOWN).where(*dated)
+    query = _matching(wanted, span)
     direction = sa.desc if sort.startswith("-") else sa.asc
     by = sort.removeprefix("-")
     if by == "target":
