@@ -231,13 +231,12 @@ def status(
     Example: plevel status
     """
     from plevel.cli.output import make_console, print_json
-    from plevel.client import FINISHED
     from strategy.table import show_number
 
     place = location.locate(url, database)
     with place.connect() as source:
-        latest, known = source.runs(20), source.workers()
-    going = [r for r in latest if r.state not in FINISHED]
+        # Live ones may be older than all of the latest.
+        latest, going, known = source.runs(20), source.runs(1000, state="live"), source.workers()
     alive = [w for w in known if w["alive"]]
     if as_json:
         print_json({
@@ -248,7 +247,7 @@ def status(
     console = make_console()
     console.print(f"records    {place.shown}", markup=False, soft_wrap=True)
     console.print(f"workers    {len(alive)} alive of {len(known)} known")
-    console.print(f"runs       {len(going)} live of the latest {len(latest)}")
+    console.print(f"runs       {len(going)} live")
     for r in going:
         console.print(
             f"  run {r.id} of {_title(r)}: {_state(r)}, {r.trials_done}/{show_number(r.trials, 'trial')}"

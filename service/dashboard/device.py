@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from service.context import Ctx
-from service.dashboard.listing import read_sort, read_span
+from service.dashboard.listing import Words, read_sort, read_span
 from service.dashboard.query import device as query
+from service.dashboard.query import selection as known
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, PageNumber, render
-from service.queue import worker_status
+from service.queue import pause, worker_status
 from service.store.sql import read_clock
 
 router = APIRouter(include_in_schema=False)
@@ -20,22 +21,27 @@ MAX_WORKERS = 100
 
 @router.get("/devices")
 def show(
-    context: Ctx, since: str = "", until: str = "", sort: str = "", page: PageNumber = 1
+    context: Ctx, device_has: Words = "", target: Words = "", since: str = "", until: str = "", sort: str = "",
+    page: PageNumber = 1,
 ) -> Response:
     span, by = read_span(since, until), read_sort(sort, query.SORTS, query.LAST_SEEN)
     alive_s = context.settings.alive_s
     with context.store.read() as connection:
         devices = query.page(
-            connection, alive_s, (page - 1) * query.PAGE, span=span, sort=by
+            connection, alive_s, (page - 1) * query.PAGE, span=span, sort=by, has=device_has, target_has=target
         )
+        targets = known.targets(connection)
         workers = worker_status.statuses(connection, alive_s)
         quarantined = query.quarantined(connection)
+        pauses = pause.current(connection)
         instant = read_clock(connection)
+    filters = {"device_has": device_has, "target": target, "since": since, "until": until, "sort": sort}
     return render(
         "devices.html", devices=devices[: query.PAGE], more=len(devices) > query.PAGE, page=page,
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
         quarantined=quarantined[: query.QUARANTINED], more_quarantined=len(quarantined) > query.QUARANTINED,
-        hour_s=HOUR_S, sort=by, now=instant, filters={"since": since, "until": until, "sort": sort},
+        hour_s=HOUR_S, sort=by, now=instant, pauses=pauses, targets=targets, filters=filters,
+        filtered=any(v for k, v in filters.items() if k != "sort"),
     )
 
 

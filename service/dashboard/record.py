@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Annotated, Literal
+import shlex
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.context import Ctx
+from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import record as query
 from service.dashboard.query import selection as known
@@ -15,7 +18,9 @@ from service.dashboard.view import HEADERS, MAX_ID, render
 from service.errors import InvalidError
 from service.records import exporter
 from service.stream import Stream
-from strategy.record import ErrorKind, Phase
+from strategy.record import ErrorKind, Phase, convert
+from strategy.target import Target
+from strategy.workload import Workload
 
 router = APIRouter(prefix="/records", include_in_schema=False)
 _ERRORS = ("any", "none", *(e.value for e in ErrorKind))
@@ -105,5 +110,23 @@ def show(
     """The page; for htmx, only the full message."""
     with context.store.read() as connection:
         row = query.one(connection, record_id)
-    fragment = "hx-request" in request.headers
-    return render("record_message.html" if fragment else "record.html", record=row)
+    if "hx-request" in request.headers:
+        return render("record_message.html", record=row)
+    return render("record.html", record=row, command=_command(row))
+
+
+def _command(row: Any) -> str:
+    """The command that measures a record's configuration again; empty where other code is installed than it is of."""
+    target = Target.parse(row.target_body)
+    known = installed_versions(convert(row.workload_body, Workload), target)
+    if known is None or known.get(row.implementation) != row.version:
+        return ""
+    words = ["plevel", "measure", row.workload, "-I", row.implementation]
+    for name, value in row.config.items():
+        words += ["-c", f"{name}={json.dumps(value, separators=(',', ':'))}"]
+    words += ["--device", row.slot or "cuda:0"] if target.kind == "cuda" else ["--threads", str(target.threads)]
+    if row.seed:
+        words += ["--seed", str(row.seed)]
+    if (row.policy or {}).get("cache_flush"):
+        words.append("--cache-flush")
+    return shlex.join(words)

@@ -603,6 +603,16 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     )
 
 
+def test_status_names_live_runs_that_are_older_than_the_latest(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = (status(1, "dense(x)", interrupted=False),)
+    monkeypatch.setattr(Direct, "runs", lambda self, limit, state=None: live if state == "live" else ())
+    place = ("--database", str(tmp_path / "plevel.db"))
+    assert called("db", "upgrade", *place).returncode == 0
+    assert json.loads(called("status", *place, "--json").stdout)["running"] == [1]
+
+
 def test_a_narrow_terminal_has_no_column_of_runs_messages(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = "dense(data=float32[16,64],weight=float32[32,64]:const)"
     known = (status(2, "relu(x)", interrupted=False), status(1, workload, interrupted=True))

@@ -12,7 +12,9 @@ from service.dashboard.listing import ALWAYS, Span, order
 from service.dashboard.query.overview import HOUR_S, noise, recent
 from service.errors import NotFoundError
 from service.queue.fleet import is_alive
+from service.queue.pause import is_paused
 from service.records.best import standing
+from service.records.filter import has_words, of_target
 from service.records.log import REFERENCE
 from service.store.sql import now, read_clock
 from service.store.tables import (
@@ -39,12 +41,13 @@ MAX_POINTS = 400
 
 def page(
     connection: sa.Connection, alive_s: float, offset: int = 0, *,
-    span: Span = ALWAYS, sort: str = LAST_SEEN,
+    span: Span = ALWAYS, sort: str = LAST_SEEN, has: str = "", target_has: str = "",
 ) -> list[Any]:
     """Devices sorted by one of `SORTS`, imported ones last; one more than a page if there are more.
 
-    `span` restricts when they were last seen. Counts are of trials measured here, times with those of calibration
-    kernels; `here` is True if a worker has registered the device.
+    `has` are words of their model or identity, `target_has` as `of_target` takes them; `span` restricts when they were
+    last seen. Counts are of trials measured here, times with those of calibration kernels; `here` is True if a worker
+    has registered the device.
     """
     at = read_clock(connection)
     last = recent(*record.c["device_id", "run_s", "error", "recorded_at", "phase"], calibration=True)
@@ -86,14 +89,17 @@ def page(
             sa.func.coalesce(busy.c.busy_s, 0.0).label("busy_s"),
             sa.func.coalesce(busy.c.trials, 0).label("trials"),
             sa.func.coalesce(busy.c.failed, 0).label("failed"),
-            scatter.c.noise, sa.literal(at).label("now"),
+            scatter.c.noise, sa.literal(at).label("now"), is_paused(device.c.id, device.c.target_id).label("paused"),
         )
         .join(target, target.c.id == device.c.target_id)
         .outerjoin(driven, driven.c.device_id == device.c.id)
         .outerjoin(leased, leased.c.device_id == device.c.id)
         .outerjoin(busy, busy.c.device_id == device.c.id)
         .outerjoin(scatter, scatter.c.scope_value == sa.cast(device.c.id, sa.Text()))
-        .where(*span.conditions(driven.c.seen_at))
+        .where(
+            *span.conditions(driven.c.seen_at), *of_target(target_has),
+            *has_words(device.c.model + " " + device.c.identity, has),
+        )
         .order_by(
             driven.c.device_id.is_(None),
             order(sort, {

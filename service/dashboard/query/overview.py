@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from service.dashboard.query.run_list import FIRST_TASK
 from service.queue.fleet import of_live
+from service.queue.pause import is_paused
 from service.records.best import standing
 from service.records.ranking import of_one_model
 from service.store.sql import read_clock
@@ -133,6 +134,7 @@ def queue(connection: sa.Connection, alive_s: float) -> list[Any]:
             sa.func.count().filter(job.c.state == JobState.QUEUED.value).label("queued"),
             sa.func.count().filter(job.c.state == JobState.LEASED.value).label("leased"),
             devices.correlate(job).scalar_subquery().label("devices"),
+            is_paused(sa.null(), job.c.target_id).label("paused"),
         )
         .join(target, target.c.id == job.c.target_id)
         .where(job.c.state.in_((JobState.QUEUED.value, JobState.LEASED.value)))
@@ -157,7 +159,7 @@ def failures(connection: sa.Connection) -> list[Any]:
 
 
 def devices(connection: sa.Connection, alive_s: float) -> Any:
-    """Count the devices that are up, down and noisy, and those of imported records only."""
+    """Count the devices that are up, those of them that are noisy or paused, those down, and those only imported."""
 
     def count(*conditions: sa.ColumnElement[bool]) -> int:
         return connection.scalar(sa.select(sa.func.count()).select_from(device).where(*conditions)) or 0
@@ -167,7 +169,8 @@ def devices(connection: sa.Connection, alive_s: float) -> Any:
     scatter = noise()
     noisy = sa.cast(device.c.id, sa.Text()).in_(sa.select(scatter.c.scope_value).where(scatter.c.noise > NOISY))
     alive = count(up)
-    return {"up": alive, "down": count(driven) - alive, "noisy": count(up, noisy), "imported": count(~driven)}
+    return {"up": alive, "down": count(driven) - alive, "noisy": count(up, noisy), "imported": count(~driven),
+            "paused": count(up, is_paused(device.c.id, device.c.target_id))}
 
 
 def noise() -> sa.Subquery:

@@ -1,0 +1,81 @@
+"""What keeps a farm from working, and the commands to copy that mend it or show it again: pauses, records."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+
+import httpx
+import sqlalchemy as sa
+
+from service.queue import pause
+from service.queue.pause import PauseRequest
+from service.store import migration
+from service.store.db import Store
+from service.store.tables import record
+from tests.browser import seed
+from tests.browser.test_lists import _get
+from tests.browser.visitor import Site
+from tests.serve import serve
+
+
+def _states(page: str) -> dict[str, bool]:
+    """The models of the devices, and for each if it is marked as paused."""
+    rows = page.partition('aria-label="Devices"')[2].partition("</table>")[0].split("<tr>")[2:]
+    return {re.sub("<[^>]*>", "", row.partition("</a>")[0]).strip(): ">paused<" in row for row in rows}
+
+
+def test_pauses_are_shown_with_the_command_that_ends_them(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(database)
+    with contextlib.closing(Store(database)) as store, serve(database) as url:
+        site = Site(url, database)
+        farm = seed.Farm(store)
+        first, second = (html.escape(d.model) for d in farm.devices)
+        assert "Pauses" not in _get(site, "/devices")
+        with store.write() as c:
+            of_device = pause.create(c, PauseRequest(reason=seed.SCRIPT, device=farm.devices[0].identity))
+            pause.create(c, PauseRequest(reason="moves", target=seed.TARGET.key, starts_at=4e9, ends_at=5e9))
+        page = _get(site, "/devices")
+        assert _states(page) == {first: True, second: False}
+        assert f"<td>{html.escape(seed.SCRIPT)}</td>" in page
+        assert f"plevel fleet resume {of_device.id} --url" in page
+        assert page.count(">later<") == 1
+        assert "1 paused" in _get(site, "/")
+        farm.ask([seed.RunWorkload(workload=seed.dense(64, 128, 96))], 8)
+        with store.write() as c:
+            pause.end(c, of_device.id)
+            pause.create(c, PauseRequest(reason="noise", target=seed.TARGET.key))
+        assert _states(_get(site, "/devices")) == {first: True, second: True}
+        assert "2 paused" in _get(site, "/")
+        found = _get(site, "/devices", device_has="epyc 3F2A9C")
+        assert _states(found) == {first: True}
+        assert "No device matches" in _get(site, "/devices", target="znver3")
+
+
+def test_a_record_has_the_command_that_measures_it_again(seeded: Site) -> None:
+    with contextlib.closing(Store(seeded.database)) as store, store.read() as c:
+        of_task = record.c.task_id == seeded.ids["task"]
+        row = c.execute(sa.select(record.c.id, record.c.config).where(of_task).limit(1)).one()
+    page = _get(seeded, f"/records/{row.id}")
+    words = shlex.split(html.unescape(page.partition('aria-label="Command">')[2].partition("</pre>")[0]))
+    assert words[:2] == ["plevel", "measure"]
+    assert words[2].startswith("dense(data=float32[")
+    assert words[words.index("-I") + 1] == "dense_pack.cpu"
+    given = dict(words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "-c")
+    assert {name: json.loads(text) for name, text in given.items()} == row.config
+    assert words[words.index("--threads") + 1] == str(seed.TARGET.threads)
+    # Neither of an operator that is not installed, nor of code that is no more.
+    for other in (f"/records/{seeded.ids['failed_record']}", _of_stale(seeded)):
+        assert 'aria-label="Command"' not in _get(seeded, other)
+    assert httpx.get(f"{seeded.url}/records/{row.id}", headers={"hx-request": "true"}).status_code == 200
+
+
+def _of_stale(site: Site) -> str:
+    with contextlib.closing(Store(site.database)) as store, store.read() as c:
+        query = sa.select(record.c.id).where(record.c.task_id == site.ids["stale"]).limit(1)
+        return f"/records/{c.scalar(query)}"
