@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.context import Ctx
+from service.dashboard.listing import Words
 from service.dashboard.view import MAX_ID, render
 from service.records import network
 from service.store.sql import read_clock
@@ -21,14 +22,14 @@ def list_networks(
     context: Ctx,
     request: Request,
     graph: Annotated[str, Query(max_length=64)] = "",
-    device: Annotated[str, Query(max_length=200)] = "",
+    device: Words = "",
     before: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
 ) -> Response:
     """The page; for htmx, which loads it into the overview, only the newest."""
     latest = "hx-request" in request.headers
     with context.store.read() as connection:
         found = network.page(
-            connection, None, graph=graph or None, device_model=device or None,
+            connection, None, graph_begin=graph.strip(), device_has=device,
             limit=LATEST if latest else PAGE, cursor=before,
         )
         instant = read_clock(connection)

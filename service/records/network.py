@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from service.errors import NotFoundError
+from service.records.filter import has_words
 from service.store.sql import insert, is_given, now
 from service.store.tables import network
 from strategy.confirmation import Confirmation
@@ -45,13 +46,18 @@ def page(
     namespace: str | None,
     *,
     graph: str | None = None,
+    graph_begin: str = "",
     device_model: str | None = None,
+    device_has: str = "",
     limit: int = 100,
     cursor: int | None = None,
 ) -> Networks:
-    """A page of the confirmations of one namespace, or of all."""
+    """A page of the confirmations of one namespace, or of all; of graphs that begin so, on models that have words."""
     wanted = {"namespace": namespace, "graph": graph, "device_model": device_model}
     query = sa.select(network).where(*(is_given(network.c[name], value) for name, value in wanted.items()))
+    query = query.where(*has_words(network.c.device_model, device_has))
+    if graph_begin:
+        query = query.where(network.c.graph.startswith(graph_begin, autoescape=True))
     if cursor is not None:
         query = query.where(network.c.id < cursor)
     rows = connection.execute(query.order_by(network.c.id.desc()).limit(limit + 1)).all()

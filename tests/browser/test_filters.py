@@ -42,6 +42,15 @@ def test_operators_and_models_are_filtered(seeded: Site) -> None:
     assert "No cost model matches" in _get(seeded, "/models", op="dense", answers="yes")
 
 
+def test_networks_are_found_by_what_is_shown_of_their_digest_and_by_words_of_their_device(seeded: Site) -> None:
+    page = _get(seeded, "/networks")
+    rows = re.findall(r'href="/networks/(\d+)">(c+)</a>', page)
+    assert len(rows) == 2
+    assert re.findall(r'href="/networks/(\d+)">(c+)</a>', _get(seeded, "/networks", graph=f" {rows[0][1]}")) == rows
+    for query in ({"graph": "d"}, {"graph": "_"}, {"device": "no such"}):
+        assert "No network matches" in _get(seeded, "/networks", **query)
+
+
 @pytest.mark.parametrize(
     ("path", "query", "told"),
     [
