@@ -112,12 +112,14 @@ def show(
         row = query.one(connection, record_id)
     if "hx-request" in request.headers:
         return render("record_message.html", record=row)
-    return render("record.html", record=row, command=_command(row))
-
-
-def _command(row: Any) -> str:
-    """The command that measures a record's configuration again; empty where other code is installed than it is of."""
     target = Target.parse(row.target_body)
+    return render(
+        "record.html", record=row, command=_command(row, target), same_way=target.host.key == target.key
+    )
+
+
+def _command(row: Any, target: Target) -> str:
+    """The command that measures a record's configuration again; empty where other code is installed than it is of."""
     known = installed_versions(convert(row.workload_body, Workload), target)
     if known is None or known.get(row.implementation) != row.version:
         return ""

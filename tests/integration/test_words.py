@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ def on(workload: Workload, target: Target, **values: Any) -> ImportedRecord:
 
 
 @pytest.fixture
-def filled(store: Store) -> Iterator[Store]:
+def filled(store: Store) -> Store:
     """Each workload on each target, and the last one on the second target as failures alone."""
     rows = [on(w, t) for w in SHAPES for t in TARGETS if (w, t) != (SHAPES[-1], TARGETS[1])]
     failed = on(SHAPES[-1], TARGETS[1], samples=(), error=ErrorKind.COMPILE, message="no")
