@@ -107,6 +107,7 @@ def _values(
     idle_s = run_status.idle_s(connection, [run_id]).get(run_id, 0.0)
     elapsed_s = (row.now if ended is None else ended) - row.created_at
     progress = query.progress(connection, run_id, asked, told)
+    left = asked.trials - progress["trials"]
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
         "interrupted": is_interrupted(connection, run_id), "waits": waits,
@@ -114,7 +115,7 @@ def _values(
         "shown": shown, "leaders": leaders, "stale": _stale(leaders, asked.target),
         "failures": query.failures(connection, told),
         "elapsed_s": elapsed_s, "idle_s": idle_s, "worked_s": elapsed_s - idle_s,
-        "left_s": time_left_s(elapsed_s - idle_s, progress["own"], asked.trials - progress["trials"]),
+        "left_s": time_left_s(elapsed_s - idle_s, progress["own"], left) if workers else None,
         "flops": run_status.flops_of(leaders[0].workload) if leaders else None,
         "several_models": len({row.model for row in leaders if row.model}) > 1,
     }

@@ -16,7 +16,8 @@ from service.queue import pause
 from service.queue.pause import PauseRequest
 from service.store import migration
 from service.store.db import Store
-from service.store.tables import record
+from service.store.sql import now
+from service.store.tables import record, worker
 from tests.browser import seed
 from tests.browser.test_lists import _get
 from tests.browser.visitor import Site
@@ -55,6 +56,23 @@ def test_pauses_are_shown_with_the_command_that_ends_them(tmp_path: Path) -> Non
         found = _get(site, "/devices", device_has="epyc 3F2A9C")
         assert _states(found) == {first: True}
         assert "No device matches" in _get(site, "/devices", target="znver3")
+
+
+def test_a_run_without_a_worker_has_no_time_left(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(database)
+    with contextlib.closing(Store(database)) as store, serve(database) as url:
+        farm = seed.Farm(store)
+        run = farm.ask([seed.RunWorkload(workload=seed.dense(64, 128, 96))], 40)
+        farm.search(run, 4)
+        times = []
+        for ended in (None, 1.0):
+            with store.write() as c:
+                c.execute(sa.update(worker).values(seen_at=now(), ended_at=ended))
+            page = _get(Site(url, database), f"/runs/{run}")
+            times.append(page.partition("<dt>Time left</dt><dd><b>")[2].partition("<")[0])
+        assert times[0].endswith(" s")
+        assert times[1] == "–"
 
 
 def test_a_record_has_the_command_that_measures_it_again(seeded: Site) -> None:
