@@ -50,7 +50,12 @@ def show_one(context: Ctx, device_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> 
     with context.store.read() as connection:
         found = query.head(connection, device_id)
         drift = query.drift(connection, device_id)
-    return render("device.html", device=found, drift=drift, line=_line(drift), noisy=NOISY)
+        workers = query.drivers(connection, device_id, context.settings.alive_s)
+        pauses = [p for p in pause.current(connection) if found.identity == p.device or found.target_key == p.target]
+    return render(
+        "device.html", device=found, drift=drift, line=_line(drift), noisy=NOISY, workers=workers, pauses=pauses,
+        now=found.now,
+    )
 
 
 def _line(drift: query.Drift | None) -> str:

@@ -52,10 +52,19 @@ def test_pauses_are_shown_with_the_command_that_ends_them(tmp_path: Path) -> Non
             pause.end(c, of_device.id)
             pause.create(c, PauseRequest(reason="noise", target=seed.TARGET.key))
         assert _states(_get(site, "/devices")) == {first: True, second: True}
+        of_one = _get(site, re.findall(r'href="(/devices/\d+)"', page)[0])
+        assert ">noise<" in of_one and ">moves<" in of_one and f"<td>{html.escape(seed.SCRIPT)}</td>" not in of_one
         assert "2 paused" in _get(site, "/")
         found = _get(site, "/devices", device_has="epyc 3F2A9C")
         assert _states(found) == {first: True}
         assert "No device matches" in _get(site, "/devices", target="znver3")
+
+
+def test_a_device_has_its_workers_and_those_that_have_left(seeded: Site) -> None:
+    page = _get(seeded, f"/devices/{seeded.ids['device']}")
+    rows = page.partition('aria-label="Workers"')[2].partition("</table>")[0].split("<tr>")[2:]
+    assert len(rows) == 1
+    assert "farm-1.example" in rows[0]
 
 
 def test_a_run_without_a_worker_has_no_time_left(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from strategy.record import Phase
 
 PAGE = 50
 QUARANTINED = 20
+DRIVERS = 10
 SORTS = ("name", "target", "seen", "timing", "trials", "failed", "noise")
 LAST_SEEN = "-seen"
 MAX_REFERENCES = 10_000  # the newest of a device
@@ -141,6 +142,18 @@ def head(connection: sa.Connection, device_id: int) -> Any:
     if row is None:
         raise NotFoundError(f"device {device_id} does not exist: /devices lists the devices")
     return row
+
+
+def drivers(connection: sa.Connection, device_id: int, alive_s: float) -> list[Any]:
+    """The newest workers that have driven a device, the newest first; `ended_at` is None if they have not left."""
+    query = (
+        sa.select(*worker.c["name", "host", "pid", "version", "seen_at", "ended_at"], is_alive(alive_s).label("alive"))
+        .join(worker_device, worker_device.c.worker_id == worker.c.id)
+        .where(worker_device.c.device_id == device_id)
+        .order_by(worker.c.id.desc())
+        .limit(DRIVERS)
+    )
+    return list(connection.execute(query))
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
