@@ -21,6 +21,7 @@ from service.store.tables import record, worker
 from tests.browser import seed
 from tests.browser.test_lists import _get
 from tests.browser.visitor import Site
+from tests.limit import HANG_S
 from tests.serve import serve
 
 
@@ -33,7 +34,7 @@ def _states(page: str) -> dict[str, bool]:
 def test_pauses_are_shown_with_the_command_that_ends_them(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'plevel.db'}"
     migration.upgrade(database)
-    with contextlib.closing(Store(database)) as store, serve(database) as url:
+    with contextlib.closing(Store(database)) as store, serve(database, heartbeat_s=HANG_S) as url:
         site = Site(url, database)
         farm = seed.Farm(store)
         first, second = (html.escape(d.model) for d in farm.devices)
@@ -47,7 +48,6 @@ def test_pauses_are_shown_with_the_command_that_ends_them(tmp_path: Path) -> Non
         assert f"plevel fleet resume {of_device.id} --url" in page
         assert page.count(">later<") == 1
         assert "1 paused" in _get(site, "/")
-        farm.ask([seed.RunWorkload(workload=seed.dense(64, 128, 96))], 8)
         with store.write() as c:
             pause.end(c, of_device.id)
             pause.create(c, PauseRequest(reason="noise", target=seed.TARGET.key))
@@ -70,7 +70,7 @@ def test_a_device_has_its_workers_and_those_that_have_left(seeded: Site) -> None
 def test_a_run_without_a_worker_has_no_time_left(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'plevel.db'}"
     migration.upgrade(database)
-    with contextlib.closing(Store(database)) as store, serve(database) as url:
+    with contextlib.closing(Store(database)) as store, serve(database, heartbeat_s=HANG_S) as url:
         farm = seed.Farm(store)
         run = farm.ask([seed.RunWorkload(workload=seed.dense(64, 128, 96))], 40)
         farm.search(run, 4)
