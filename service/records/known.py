@@ -26,6 +26,8 @@ def check_names(
     Raises:
         InvalidError: one is neither installed nor on record, and near to one that is.
     """
+    if not op and not implementation:  # to list the installed operators, all of their modules are loaded
+        return
     listed = installed()
     implementations = {name for of in listed.values() for name in of}
     for field, given, own, column in (

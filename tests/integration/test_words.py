@@ -148,6 +148,15 @@ def test_runs_by_state_workload_and_namespace_page_by_page(store: Store) -> None
         assert [r.id for r in run_status.recent(c, 2, 60.0, OfRun(namespace="default", state="live"))] == find()[:2]
 
 
+def test_an_empty_list_loads_no_operators_where_no_name_is_given(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.records.known.installed", lambda: pytest.fail("all operators are loaded"))
+    with store.read() as c:
+        assert run_status.recent(c, 20, 60.0) == []
+        assert cover(c, Tasks(workload_has="dense")).tasks == ()
+
+
 @pytest.mark.in_turn("url")
 def test_the_same_by_requests(url: str, start: Start) -> None:
     store = Store(url)
