@@ -37,8 +37,9 @@ LONGEST_PAUSE_S = 30.0
 ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429})
 _UNAUTHORIZED, _NOT_IMPLEMENTED = 401, 501
-# Statuses of a lost lease, an unknown worker or a refused one, and of a proxy that finds no service or asks who it is.
-_OF_PROXIES = frozenset({403, 404, 407, 409, 410})
+# Statuses of a lost lease, an unknown worker or a refused one, and of a proxy that finds no service, asks who it is, or
+# finds a body, an address or headers too large.
+_OF_PROXIES = frozenset({403, 404, 407, 409, 410, 413, 414, 431})
 _BY_PROXY = "no plevel service says so: check the proxies on the way to it"
 
 
@@ -52,6 +53,10 @@ class AnswerError(ServiceError):
 
 class UnreachableError(ServiceError):
     """The service did not answer."""
+
+
+class FailedRequestError(UnreachableError):
+    """A request failed on its way or at the service, maybe for what it holds: others may be accepted."""
 
 
 class UntrustedError(UnreachableError):
@@ -175,7 +180,7 @@ class Client:
         except WireError as error:
             said = f"{self.shown}{path} sent an answer that is no {kind.__name__} ({error})"
             if not isinstance(error.__cause__, msgspec.ValidationError):  # but a page, as of a login
-                raise UnreachableError(f"{said}; {_BY_PROXY}") from error
+                raise FailedRequestError(f"{said}; {_BY_PROXY}") from error
             raise AnswerError(f"{said}: check that it is a plevel service of the same version") from error
 
     def _send(self, method: str, path: str, body: Any = None, timeout_s: float = ANSWER_S) -> httpx.Response:
@@ -202,9 +207,9 @@ class Client:
             reason = str(error) or type(error).__name__
             if (fault := certificate_fault(self.shown, reason)) is not None:
                 raise UntrustedError(fault) from error
-            raise UnreachableError(
-                f"the service at {self.shown} is not reachable: {reason}"
-            ) from error
+            is_away = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            kind = UnreachableError if is_away else FailedRequestError  # as by a firewall that cuts the connection
+            raise kind(f"the service at {self.shown} is not reachable: {reason}") from error
 
     def _renew_token(self, sent: str | None) -> bool:
         """Read the token again, and use it from now on; return True if it is another one than was sent."""
@@ -232,10 +237,12 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
         detail = f"it redirects to {elsewhere[:200]}"
     message = f"{url}{path} answered {answer.status_code}: {detail}"
     is_fault = answer.status_code >= 500 and answer.status_code != _NOT_IMPLEMENTED  # by a program that takes no POST
-    if is_fault or answer.status_code in _RETRIED:
+    if answer.status_code in _RETRIED:
         return UnreachableError(message)
+    if is_fault:
+        return FailedRequestError(message)
     if (answer.status_code < 400 or answer.status_code in _OF_PROXIES) and not kind.startswith("urn:plevel:"):
-        return UnreachableError(f"{message}; {_BY_PROXY}")
+        return FailedRequestError(f"{message}; {_BY_PROXY}")
     if answer.status_code == _UNAUTHORIZED:
         return UnauthorizedError(message)
     if kind == "urn:plevel:device-busy":

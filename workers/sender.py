@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from strategy.record import Report, ResultsAccepted
 from workers.client import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Client,
+    FailedRequestError,
     LeaseLostError,
     ServiceError,
     UnauthorizedError,
@@ -24,6 +26,8 @@ from workers.spool import Spool
 log = logging.getLogger(__name__)
 # A service that comes back leaves a third of a term, of 12 s, to leases that are over by then.
 _LONGEST_AWAY_S = 2.0
+# Refusals of one file, with other results accepted before each but the first, after which it is set aside.
+_MOST_REFUSALS = 5
 
 
 @dataclass(eq=False)
@@ -49,6 +53,9 @@ class Sender:
         self._due: float | None = None if self.spool.empty else 0.0
         self._closing = False
         self._rng = random.Random()
+        self._accepted = 0  # requests that the service has answered
+        # Files that a request has failed with, the last one last: the number of times, and `_accepted` then.
+        self._doubtful: dict[Path, tuple[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
 
@@ -127,11 +134,52 @@ class Sender:
             pause = FIRST_PAUSE_S
 
     def _send_first(self) -> bool:
-        """Send the oldest results; return True if there were any."""
+        """Send the oldest results; return True if there were any.
+
+        If they fail on the way, as by their size or by a word in a message that a firewall looks for, send one of their
+        files alone, or else other results: one body must not hold up all others.
+        """
         first = self.spool.first()
         if first is None:
             return False
-        report, paths = first
+        try:
+            self._send(*first)
+        except FailedRequestError as error:
+            _, paths = first
+            tried = list(self._doubtful)
+            one = min(paths, key=lambda path: tried.index(path) if path in tried else -1)
+            if len(paths) > 1 and self._passes(self.spool.read(one), [one]):
+                return True
+            if self._is_hopeless(one):
+                log.warning(
+                    "results were refused %d times while others were accepted, and are kept aside in %s: %s",
+                    _MOST_REFUSALS, self.spool.aside, error,
+                )
+                self.spool.refuse([one])
+                del self._doubtful[one]
+                return True
+            other = self.spool.first(besides=paths)
+            if other is None or not self._passes(*other):
+                raise
+            log.warning("%s; results stay in the spool, and others are sent", error)
+        return True
+
+    def _is_hopeless(self, path: Path) -> bool:
+        """Count one more failure of a file, if other results were accepted since the last; return True at the most."""
+        times, accepted = self._doubtful.pop(path, (0, -1))
+        times += accepted != self._accepted
+        self._doubtful[path] = times, self._accepted
+        return times >= _MOST_REFUSALS
+
+    def _passes(self, report: Report, paths: list[Path]) -> bool:
+        """Send results; return whether the service answers."""
+        try:
+            self._send(report, paths)
+        except UnreachableError:
+            return False
+        return True
+
+    def _send(self, report: Report, paths: list[Path]) -> None:
         session = report.results.session
         try:
             answer = self.client.report(report)
@@ -143,10 +191,12 @@ class Sender:
             self.spool.remove(paths)
             self.lost(session)
         except ServiceError as error:
-            log.warning("results were refused, and are kept aside in the spool: %s", error)
+            log.warning("results were refused, and are kept aside in %s: %s", self.spool.aside, error)
             self.spool.refuse(paths)
             self.lost(session)
         else:
             self.spool.remove(paths)
             self.accepted(session, answer)
-        return True
+        self._accepted += 1
+        for path in paths:
+            self._doubtful.pop(path, None)

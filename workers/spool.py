@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from strategy.folder import hold, keep_newest, taken_over
@@ -82,8 +83,11 @@ class Spool:
             finally:
                 os.close(directory)
 
-    def first(self) -> tuple[Report, list[Path]] | None:
+    def first(self, besides: Collection[Path] = ()) -> tuple[Report, list[Path]] | None:
         """The oldest results, merged with all others of their lease and session, and their files.
+
+        Args:
+            besides: files that are left out.
 
         Raises:
             OSError: they cannot be read now, as while this process has too many files open.
@@ -91,8 +95,10 @@ class Spool:
         found: Report | None = None
         paths: list[Path] = []
         for path in _files(self._own):
+            if path in besides:
+                continue
             try:
-                report = decode(path.read_bytes(), Report)
+                report = self.read(path)
             except (OSError, WireError) as error:
                 if isinstance(error, OSError) and error.errno in _PASSING:
                     raise
@@ -108,18 +114,26 @@ class Spool:
             paths.append(path)
         return None if found is None else (found, paths)
 
+    def read(self, path: Path) -> Report:
+        """The results of one file."""
+        return decode(path.read_bytes(), Report)
+
     def remove(self, paths: list[Path]) -> None:
         for path in paths:
             path.unlink(missing_ok=True)
 
     def refuse(self, paths: list[Path]) -> None:
         """Move results that the service will never accept aside, for inspection; raise `OSError` if that fails."""
-        refused = self._base.parent / "refused"
-        refused.mkdir(exist_ok=True)
+        self.aside.mkdir(exist_ok=True)
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                path.rename(refused / f"{self._own.name}-{path.name}")
-        keep_newest(refused, REFUSED_BYTES)
+                path.rename(self.aside / f"{self._own.name}-{path.name}")
+        keep_newest(self.aside, REFUSED_BYTES)
+
+    @property
+    def aside(self) -> Path:
+        """The folder of what was refused."""
+        return self._base.parent / "refused"
 
     @property
     def folder(self) -> Path:

@@ -20,6 +20,7 @@ import pytest
 from strategy.record import (
     MOST_REFERENCES,
     Device,
+    ErrorKind,
     Job,
     Lease,
     LeaseRequest,
@@ -484,6 +485,81 @@ def test_results_that_are_refused_are_kept_for_a_person(
     assert spool.empty and seen.lost == ["s"]
     (kept,) = (tmp_path / "refused").iterdir()
     assert b"samples_s" in kept.read_bytes()
+
+
+def failure(lease_id: int, message: str, session: str = "s") -> Report:
+    found = (Result(entry=0, error=ErrorKind.COMPILE, message=message),)
+    return Report(lease_id=lease_id, results=Results(token=9, session=session, results=found))
+
+
+HTML = "<html>no</html>"
+CUT = httpx.ReadError("Connection reset by peer")
+YES = ResultsAccepted(accepted=1, known=0)
+
+
+@pytest.mark.parametrize("answer", [403, 413, 414, 431, 500, 502, CUT], ids=lambda a: str(a)[:10])
+def test_one_body_that_is_refused_on_its_way_holds_up_no_other(
+    answer: Any, tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]],
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by a firewall that finds a path of the system in a compiler's message."""
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+
+    class Firewall(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if b"/etc/passwd" not in request.content:
+                return httpx.Response(200, content=encode(YES))
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer, text=HTML)
+
+    sender, seen = start(Firewall())
+    sender.put(failure(5, "/etc/passwd: no such header"))
+    sender.put(report(5, 1, done=True))
+    for number in range(1, 8):
+        wait_until(lambda n=number: len(seen.accepted) == n)
+        assert number > 3 or not (tmp_path / "refused").exists(), "not before the service has accepted some"
+        sender.put(report(5 + number, 0, done=True, session=f"t{number}"))
+    assert sender.flush(HANG_S)
+    assert [session for session, _ in seen.accepted] == ["s", *(f"t{n}" for n in range(1, 8))] and not seen.lost
+    (kept,) = (tmp_path / "refused").iterdir()
+    assert b"/etc/passwd" in kept.read_bytes()
+    assert f"refused 5 times while others were accepted, and are kept aside in {kept.parent}: " in caplog.text
+
+
+def test_results_that_are_too_large_together_are_sent_apart(
+    tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
+) -> None:
+    """As those of an outage of the service, by a proxy that takes bodies of a megabyte."""
+    sent: list[Results] = []
+
+    class Proxy(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if len(request.content) > 3000:
+                return httpx.Response(413, text=HTML)
+            sent.append(decode(request.content, Results))
+            return httpx.Response(200, content=encode(YES))
+
+    for entry in range(3):
+        spool.put(failure(5, f"{entry}" * 2000))
+    spool.put(report(5, 3, done=True))
+    sender, _ = start(Proxy())
+    assert sender.flush(HANG_S)
+    assert [[r.message[:1] for r in one.results] for one in sent] == [["0"], ["1"], ["2", ""]]
+    assert [one.done for one in sent] == [False, False, True]
+    assert not (tmp_path / "refused").exists()
+
+
+def test_no_results_are_set_aside_while_none_are_accepted(
+    tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender._LONGEST_AWAY_S", 0.002)
+    for entry, session in enumerate("stst"):
+        spool.put(report(5, entry, session=session))
+    sender, seen = start(Service(*[httpx.Response(502, text=HTML)] * 99, YES, YES))
+    assert sender.flush(HANG_S)
+    assert seen.accepted == [("s", YES), ("t", YES)] and not (tmp_path / "refused").exists()
 
 
 def test_results_that_cannot_be_set_aside_wait_until_they_can(
