@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,8 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.address import url_of
-from service.errors import LOGGED, DatabaseError, InvalidError, OverloadedError, UnansweredError
+from service.errors import DatabaseError
 from service.store import row_cache, session
+from service.store.failure import READ_ONLY, state_of, translated
 from service.store.file import UsedFile, check_file
 from service.store.foreign import ForeignFile, is_full, may_write
 from service.store.text import json_text, read_json
@@ -133,6 +132,31 @@ class Store:
         self._reader = self.engine.execution_options(**one_moment)
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
         self._process = os.getpid()
+        self._forking = threading.Lock()
+
+    def _leave_parent(self) -> None:
+        """Give a forked process connections of its own; over one, it and its parent would get each other's rows.
+
+        SQLite's are closed first. While they are open, a new one takes no locks that other processes see: the last of
+        these to close its own would delete the write-ahead log, with all that this process writes to it later.
+
+        Raises:
+            DatabaseError: another thread of the parent was writing to the SQLite file, whose transaction a close ends.
+        """
+        with self._forking:
+            if self._process == os.getpid():
+                return
+            if not self.is_sqlite:
+                self.engine.dispose(close=False)
+            elif self._kept is not None and self._kept.in_transaction():
+                raise DatabaseError(
+                    f"database {show_url(self.url)}: this process was forked in the middle of a write to it, and "
+                    "cannot use it: fork before or after"
+                )
+            else:
+                self._close()
+                self._writing = threading.Lock()
+            self._process = os.getpid()  # last, as another thread takes a connection at once
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -142,17 +166,21 @@ class Store:
             DatabaseError: another program changed the file meanwhile, or it was moved.
         """
         if self._process != os.getpid():
-            self.engine.dispose(close=False)  # two processes over one connection would get each other's rows
-            self._process = os.getpid()  # after that, as another thread takes a connection at once
+            self._leave_parent()
         if self._file is not None:
             self._file.check()
         whole = contextlib.nullcontext() if self._foreign is None else self._foreign.reading()
-        with _translated(self.url), whole, self._reader.begin() as connection:
+        with translated(self.url), whole, self._reader.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction that writes; raise `DatabaseError` if the store is read-only, or its file was moved."""
+        """A transaction that writes; raise `DatabaseError` if the store is read-only, or its file was moved.
+
+        A forked process has connections of its own.
+        """
+        if self._process != os.getpid():
+            self._leave_parent()
         if self._read_only:
             path = Path(str(self.url.database))
             raise DatabaseError(
@@ -161,7 +189,7 @@ class Store:
                 else f"database {show_url(self.url)} is not writable for this user: change the permissions of it and "
                 "its folder, or copy it elsewhere"
             )
-        with _translated(self.url), self._writing, self._begin() as connection:
+        with translated(self.url), self._writing, self._begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -171,7 +199,7 @@ class Store:
                 try:
                     yield connection
                 except sa.exc.DBAPIError as error:
-                    if _state(error) == _READ_ONLY:  # of a former primary: the next connections may be to the new one
+                    if state_of(error) == READ_ONLY:  # of a former primary: the next connections may be to the new one
                         connection.invalidate()
                         self.engine.dispose()  # the idle ones, which later requests would take one by one
                     raise
@@ -192,87 +220,14 @@ class Store:
             raise
 
     def close(self) -> None:
+        if self._process == os.getpid():  # else they are the parent's
+            self._close()
+
+    def _close(self) -> None:
         if self._kept is not None:
             self._kept.close()
             self._kept = None
         self.engine.dispose()
-
-
-# A refused connection has no SQLSTATE in psycopg. The connections of a service that was killed are open until
-# the server has ended what they ask.
-_SOON = re.compile(
-    "too many (clients|connections)|remaining connection slots|system is (starting up|shutting down|in recovery)"
-    "|not yet accepting connections"
-)
-
-
-# States of PostgreSQL: of a write by a standby, and of a wait for a lock beyond its time limit.
-_READ_ONLY = "25006"
-_LOCKED = "55P03"
-
-
-def _state(error: sa.exc.StatementError) -> str | None:
-    """The SQLSTATE of PostgreSQL's error."""
-    state: str | None = getattr(error.orig, "sqlstate", None)
-    return state
-
-
-@contextlib.contextmanager
-def _translated(url: sa.URL) -> Iterator[None]:
-    """Turn failures of the database, and values that it cannot store, into errors of one line."""
-    try:
-        yield
-    except (sa.exc.DataError, OverflowError) as error:
-        first = str(getattr(error, "orig", error)).strip().partition("\n")[0]
-        raise InvalidError(f"a value cannot be stored: {first}") from error
-    except sa.exc.StatementError as error:
-        if isinstance(error.orig, InvalidError):  # of `json_text`, which SQLAlchemy calls
-            raise error.orig from error
-        first = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
-        if _state(error) == _READ_ONLY:
-            raise DatabaseError(
-                f"the database refuses: {first}: it is a standby, or set to read only: name the primary, or all "
-                "servers and target_session_attrs=read-write, in the database's URL"
-            ) from error
-        if _state(error) == "42501":  # insufficient_privilege
-            raise DatabaseError(f"the database refuses: {first}: make its user the owner of the database") from error
-        if _state(error) == _LOCKED:
-            raise UnansweredError(
-                f"the database does not answer: {first}: another transaction holds what is asked for: ask again, or "
-                "find it in pg_stat_activity"
-            ) from error
-        if first.startswith("invalid connection option"):  # libpq's, of a parameter in the URL
-            raise DatabaseError(f"database: {first}: correct its URL") from error
-        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise DatabaseError(
-                f"database {url.database} is damaged ({first}): put a backup in its place",
-                f"the database is damaged ({first}): put a backup in its place",
-            ) from error
-        if not (isinstance(error, sa.exc.OperationalError) or getattr(error, "connection_invalidated", False)):
-            raise
-        kind = OverloadedError if _SOON.search(str(error.orig)) else UnansweredError
-        raise kind(*_absence(url, error, first)) from error
-    except sa.exc.TimeoutError as error:  # of the pool: all connections are in use
-        raise UnansweredError("the database does not answer: all connections are waiting for it") from error
-
-
-# By SQLite's code of an error.
-_REMEDIES = {
-    sqlite3.SQLITE_FULL: "free space on the disk of",
-    sqlite3.SQLITE_IOERR: "free space on, or check, the disk of",
-    sqlite3.SQLITE_BUSY: "see which program holds",
-    sqlite3.SQLITE_READONLY: "change the permissions of",
-}
-
-
-def _absence(url: sa.URL, error: sa.exc.StatementError, first: str) -> tuple[str, str]:
-    """The message of a database that does not answer, of which `first` is the reason, and that for clients."""
-    away = "the database does not answer"
-    if url.drivername == "sqlite":
-        remedy = _REMEDIES.get(getattr(error.orig, "sqlite_errorcode", 0) & 0xFF, "check")
-        return f"{away}: {first}: {remedy} {url.database}", f"{away}: {first}: {remedy} its file"
-    # What libpq says of a connection that it could not make has the server's address, and names of users.
-    return f"{away}: {first}", f"{away}: {LOGGED}" if error.statement is None else f"{away}: {first}"
 
 
 _PRAGMAS = (

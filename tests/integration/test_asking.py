@@ -22,6 +22,7 @@ from plevel import Client, UnreachableError, plevel_database
 from plevel.cli.location import locate
 from plevel.direct import connect
 from service.context import SELECTIONS
+from service.errors import DatabaseError
 from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
@@ -282,6 +283,79 @@ def test_no_thread_of_a_forked_process_reads_over_its_parents_connection(
         child.start()
         child.join()
         assert first not in found.get()
+
+
+def test_a_forked_process_writes_over_a_connection_of_its_own(postgres_copy: str) -> None:
+    with contextlib.closing(Store(postgres_copy)) as store:
+
+        def served_by() -> int:
+            with store.write() as connection:
+                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+        def ask() -> None:
+            store.close()  # which is not the child's yet
+            found.put(served_by())
+
+        fork = multiprocessing.get_context("fork")
+        found = fork.SimpleQueue()
+        first = served_by()
+        child = fork.Process(target=ask)
+        child.start()
+        child.join()
+        assert served_by() == first
+        assert found.get() != first
+
+
+def test_what_a_forked_process_writes_outlasts_its_parents_connections(tmp_path: Path) -> None:
+    """Of an SQLite file, whose log goes with the last connection that has locks."""
+    url = f"sqlite:///{tmp_path}/plevel.db"
+    store = Store(url)
+
+    def put(number: int) -> None:
+        with store.write() as connection:
+            connection.exec_driver_sql("INSERT INTO written VALUES (?)", (number,))
+
+    def write() -> None:
+        put(1)
+        began.set()
+        assert closed.wait(HANG_S)
+        put(2)
+
+    with store.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE written (number INTEGER)")
+    fork = multiprocessing.get_context("fork")
+    began, closed = fork.Event(), fork.Event()
+    child = fork.Process(target=write)
+    child.start()
+    assert began.wait(HANG_S)
+    store.close()
+    closed.set()
+    child.join()
+    with contextlib.closing(Store(url)) as store, store.read() as connection:
+        assert connection.exec_driver_sql("SELECT number FROM written").scalars().all() == [1, 2]
+
+
+def test_a_process_forked_in_the_middle_of_a_write_is_told_so(tmp_path: Path) -> None:
+    with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
+
+        def write() -> None:
+            try:
+                with store.write():
+                    found.put("written")
+            except DatabaseError as error:
+                found.put(str(error))
+
+        fork = multiprocessing.get_context("fork")
+        found = fork.SimpleQueue()
+        with store.write() as connection:
+            child = fork.Process(target=write)
+            child.start()
+            child.join(HANG_S)
+            assert child.exitcode == 0
+            connection.exec_driver_sql("CREATE TABLE written (number INTEGER)")
+        assert "forked in the middle of a write" in found.get()
+        with store.read() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM written").scalar_one() == 0
 
 
 def test_a_question_is_asked_once(service: Service, database: str) -> None:
