@@ -12,19 +12,23 @@ An operator is registered once, by chained calls as in TVM's `RELAY_REGISTER_OP`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from importlib import import_module
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from strategy.attrs import Attrs
 from strategy.condition import Clause, SpecializedCondition
 from strategy.generic_func import GenericFunc, keep_bodies
 from strategy.suggestion import suggest
 from strategy.types import IncompleteType, TensorType, Type, may_equal
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
 
 F = TypeVar("F")
 logger = logging.getLogger("plevel.op")
@@ -307,18 +311,16 @@ def _load_installed() -> None:
 @cache
 def _load_all() -> Mapping[str, Any]:
     """Import them; return what the strategies of plevel's own operators are without the packages."""
-    from importlib.metadata import entry_points  # slow to import
-
     for module in _modules:
         import_module(module)
     own = {name: _strategy_of(op) for name, op in _ops.items()}
-    for entry in entry_points(group="plevel.ops"):
+    for package, entry in _entries():
         before = {op: (dict(op._attrs), list(op.examples)) for op in _ops.values()}
         put_back = keep_bodies()
         loads = _loads.set(True)
         try:
             entry.load()
-        except (Exception, SystemExit) as error:  # another package may raise anything
+        except BaseException as error:  # another package may raise anything, as a panic of Rust's
             # Undo its registrations.
             put_back()
             for name, op in list(_ops.items()):
@@ -326,7 +328,8 @@ def _load_all() -> Mapping[str, Any]:
                     del _ops[name]
                 else:
                     op._attrs, op.examples = before[op]
-            package = entry.value if entry.dist is None else entry.dist.name
+            if isinstance(error, KeyboardInterrupt):
+                raise
             logger.warning(
                 "plevel: the operators of package %s (%s = %s in plevel.ops) are left out: %s: %s: "
                 "correct or remove the package",
@@ -335,6 +338,35 @@ def _load_all() -> Mapping[str, Any]:
         finally:
             _loads.reset(loads)
     return own
+
+
+def _entries() -> Iterator[tuple[str, EntryPoint]]:
+    """The entry points of packages with operators, with the packages' names.
+
+    A package whose entry points cannot be read is skipped with a warning, whether it has operators or not.
+    """
+    from importlib.metadata import distributions  # slow to import
+
+    seen = set()
+    for package in distributions():
+        try:
+            found = package.entry_points.select(group="plevel.ops")
+        except Exception as error:  # its file was damaged
+            logger.warning(
+                "plevel: the entry points of package %s cannot be read: %s: %s: install it again, or remove it",
+                _name_of(package), type(error).__name__, " ".join(str(error).split()),
+            )
+            continue
+        if found and (name := _name_of(package)) not in seen:  # the first on the path hides others of its name
+            seen.add(name)
+            yield from ((name, entry) for entry in found)
+
+
+def _name_of(package: Distribution) -> str:
+    name: str | None = None
+    with suppress(Exception):  # its metadata are missing, which some releases of Python raise for
+        name = package.name
+    return name or f"without a name in {package.locate_file('')}"
 
 
 def _strategy_of(op: Op) -> Any:

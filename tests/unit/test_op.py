@@ -283,6 +283,7 @@ def run_with_packages(folder: Path, *arguments: str) -> subprocess.CompletedProc
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise ValueError('one\\ntwo')", "ValueError: one two"),
         ("raise SystemExit(3)", "SystemExit: 3"),
+        ("class Panic(BaseException): ...\nraise Panic('called unwrap on None')", "Panic: called unwrap on None"),
     ],
 )
 def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path, last_line, error):
@@ -316,6 +317,18 @@ def test_a_package_that_cannot_be_loaded_is_reported_once_and_left_out(tmp_path,
         "plevel: the operators of package broken (broken = broken in plevel.ops) are left out: "
         f"{error}: correct or remove the package\n"
     )
+
+
+def test_a_package_with_damaged_metadata_is_named_and_takes_no_other_with_it(tmp_path):
+    make_package(tmp_path, "damaged", "")
+    (tmp_path / "damaged-1.0.dist-info" / "entry_points.txt").write_text("[console_scripts]\ndam")
+    make_package(tmp_path, "nameless", "raise ValueError('one')")
+    (tmp_path / "nameless-1.0.dist-info" / "METADATA").unlink()
+    make_package(tmp_path, "sound", "from strategy.op import register_op\nregister_op('whole')\n")
+    done = run_with_packages(tmp_path, "-c", "from strategy.op import get_op\nprint(get_op('whole').name)")
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+    assert "plevel: the entry points of package damaged cannot be read: TypeError: " in done.stderr
+    assert "the operators of package without a name in " in done.stderr
 
 
 def test_a_package_that_cannot_be_loaded_takes_no_other_with_it(tmp_path):
