@@ -27,6 +27,7 @@ from service.store.db import Store
 from service.store.namespace import DEFAULT, key_within
 from service.store.sql import COPIED, Ask, add_rows, insert, one_trip, put_rows
 from service.store.tables import advice, attachment, record
+from strategy.record import Phase
 
 BATCH = 4000  # records at most
 ALONE = 8000  # by a process that only imports, into PostgreSQL: each batch reads and ranks its tasks' best once more
@@ -41,7 +42,7 @@ _changed = operator.itemgetter(*map(_place, best.Change._fields))
 _attempt = operator.itemgetter(
     *map(_place, ("task_id", "variant_id", "device_id", "mean_s", "config_digest", "config"))
 )
-_MEAN = _place("mean_s")
+_MEAN, _PHASE = _place("mean_s"), _place("phase")
 # Of the same columns, those of an advice.
 _ADVICE = tuple(advice.c[c.name] for c in COLUMNS if c.name in advice.c)
 _advised = operator.itemgetter(*(_place(c.name) for c in _ADVICE))
@@ -216,7 +217,8 @@ class Importer:
                 whole.append(row)
         new = frozenset(rows) - known
         places = best.places_of(connection, [best.Change(*_changed(row)) for row in whole])
-        fastest = tvm_history.fastest_of([_attempt(row) for row in whole if row[_MEAN] is not None])
+        timed = [row for row in whole if row[_MEAN] is not None and row[_PHASE] != Phase.REFERENCE.value]
+        fastest = tvm_history.fastest_of(map(_attempt, timed))
         current: list[Any] = []
         lowest: list[Any] = []
         with one_trip(connection, joined=len(whole) < COPIED) as ask:

@@ -1,7 +1,7 @@
 """The lowest mean cost of each task, target as written, and device model.
 
 The input of TVM's own rule (`strategy.select.History`). As for `best`, rows are derived from the records in
-the transaction that stores them; purged records are ignored.
+the transaction that stores them; purged records and times of the calibration kernel are ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from service.records.best import standing, stood
 from service.store.catalogue import age
 from service.store.sql import Ask, among, given_table, put_rows, values_of, values_table
 from service.store.tables import device, history, record, target_variant, task, workload
+from strategy.record import Phase
 from strategy.select import History
 from strategy.space import Config
 
@@ -145,5 +146,5 @@ def _ranked(*conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
         sa.select(*record.c["task_id", "variant_id"], model.label("model"),
                   *record.c["mean_s", "config_digest", "config"], place.label("place"))
         .outerjoin(device, device.c.id == record.c.device_id)
-        .where(record.c.error.is_(None), *conditions)
+        .where(record.c.error.is_(None), record.c.phase != Phase.REFERENCE.value, *conditions)
     )

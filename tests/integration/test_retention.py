@@ -31,6 +31,7 @@ from strategy.record import Device, ErrorKind, Phase, RunState
 from strategy.select import select
 from strategy.target import Target
 from strategy.workload import Workload
+from tests.integration.derived import assert_derived
 from tests.integration.scene import FAST, SLOW, TARGET, WORKLOAD, Scene, configs, timed
 from tests.integration.test_import import bests, count, expected_best, made
 
@@ -191,6 +192,16 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
         assert log_page.curve(c, 1)[0].median_s == 10.0
     assert import_items(store, rows).new == 0
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
+
+
+def test_times_of_the_calibration_kernel_are_no_history(store: Store) -> None:
+    import_items(store, [made(i, (3.0 - i,), phase=phase) for i, phase in enumerate(Phase)])
+    assert_derived(store)
+    with store.write() as c:
+        assert retention.purge_doubtful(c, Doubtful(since=1.0, until=2.0), "a wrong clock").records == 1
+    assert_derived(store)
+    with store.read() as c:
+        assert {h.mean_s for h in RecordDatabase(c, as_of=time.time() + DAY_S).history(WORKLOAD)} == {3.0}
 
 
 def test_a_run_whose_records_are_purged_is_no_reason_not_to_tune(store: Store) -> None:
