@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.context import Ctx
-from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import record as query
 from service.dashboard.query import selection as known
 from service.dashboard.view import HEADERS, MAX_ID, render
 from service.errors import InvalidError
 from service.records import exporter
+from service.records.installed_version import installed_versions
 from service.stream import Stream
 from strategy.record import ErrorKind, Phase, convert
 from strategy.target import Target

@@ -13,7 +13,6 @@ from starlette.responses import RedirectResponse
 from service.access import audit
 from service.access.auth import Who
 from service.context import Context, Ctx, Seen
-from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import run as query
 from service.dashboard.query import run_list
@@ -21,6 +20,7 @@ from service.dashboard.query import selection as known
 from service.dashboard.selection import select_each
 from service.dashboard.view import HEADERS, MAX_ID, PageNumber, render, reply
 from service.queue import fleet
+from service.records.installed_version import installed_versions
 from service.store.sql import read_clock
 from service.store.tables import LIVE
 from service.stream import Stream

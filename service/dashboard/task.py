@@ -12,13 +12,13 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from service.context import Ctx
-from service.dashboard.installed_version import installed_versions
 from service.dashboard.listing import Words, read_choice, read_sort, read_span
 from service.dashboard.query import selection as known
 from service.dashboard.query import task as query
 from service.dashboard.query.task import By
 from service.dashboard.view import MAX_ID, PageNumber, render, reply
 from service.records.filter import OfTask
+from service.records.installed_version import installed_versions
 from service.search.importance import LEAST, importance
 from strategy.record import convert
 from strategy.space import Config, ConfigError, ConfigSpace

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from service.records import ranking
 from service.records.best import standing
 from service.records.filter import Tasks
+from service.records.installed_version import installed_versions
 from service.records.ranking import Ranked
 from service.store.sql import among, is_given
 from service.store.tables import (
@@ -23,8 +24,6 @@ from service.store.tables import (
     task,
     workload,
 )
-from strategy.op import find_op
-from strategy.op_strategy import candidates
 from strategy.record import Estimate, ModelBest, Phase, convert
 from strategy.space import Config
 from strategy.target import Target
@@ -201,10 +200,6 @@ class _Versions:
     def of(self, r: Any) -> str:
         place = r.workload_id, r.target_id
         if place not in self._installed:
-            asked = convert(r.workload_body, Workload)
-            installed = {}
-            if find_op(asked.op) is not None:
-                on = Target.parse(r.target_body)
-                installed = {c.implementation: c.version for c in candidates(asked.checked(), on)}
-            self._installed[place] = installed
+            known = installed_versions(convert(r.workload_body, Workload), Target.parse(r.target_body))
+            self._installed[place] = known or {}
         return self._installed[place].get(r.implementation) or self._newest[r.id]

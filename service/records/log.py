@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -37,6 +38,7 @@ from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
 
+log = logging.getLogger(__name__)
 # The calibration kernel (workers/drift.py), as a task of its own.
 REFERENCE = Workload("reference", (Input("data", "float32[65536]"),))
 REFERENCE_KERNEL = Candidate("reference.sqrt", "1.0", 0)
@@ -258,9 +260,23 @@ def _put(connection: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
         put_rows(connection, _COLUMNS, [_values(row) for row in rows], "DO NOTHING", record.c.recorded_at)
 
 
-# The shortest plausible time of a call, by task.
+def _least_s(row: Any) -> float:
+    """The shortest plausible time of a call of a task; 0 if the installed operator does not tell.
+
+    It may refuse a workload that an older one took, or be another package's and fail: the results count all the same.
+    """
+    try:
+        return least_seconds(convert(row.body, Workload), Target.parse(row.target))
+    except Exception as error:
+        log.warning(
+            "times of task %d are not checked for plausibility, as its operator's fewest operations are not known: "
+            "%s: %s", row.id, type(error).__name__, error,
+        )
+        return 0.0
+
+
 _find_least = by_id(
-    lambda row: least_seconds(convert(row.body, Workload), Target.parse(row.target)),
+    _least_s,
     sa.select(task.c.id, workload_table.c.body, target_table.c.body.label("target"))
     .join(workload_table, workload_table.c.id == task.c.workload_id)
     .join(target_table, target_table.c.id == task.c.target_id),

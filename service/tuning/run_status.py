@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -216,9 +217,14 @@ def _task_status(r: Any, ranked: Ranked, counts: Mapping[str | None, int], flops
 
 
 def flops_of(body: Any) -> int | None:
-    """The FLOPs of a workload's JSON form; None if the operator is not installed here."""
+    """The FLOPs of a workload's JSON form.
+
+    None if the operator is not installed here, refuses the workload, which an older one has measured, or fails.
+    """
     asked = convert(body, Workload)
-    return None if find_op(asked.op) is None else asked.flops
+    with contextlib.suppress(Exception):  # a package's may raise anything, which must not hide its run and all others
+        return None if find_op(asked.op) is None else asked.flops
+    return None
 
 
 def find_ids(connection: sa.Connection, of: OfRun, limit: int, cursor: int | None = None) -> Sequence[int]:

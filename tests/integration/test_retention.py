@@ -25,9 +25,10 @@ from service.store.backup import backup
 from service.store.db import Store
 from service.store.tables import advice, advice_tombstone, purge, record, run, tombstone
 from service.store.tables import network as network_table
+from service.store.tables import workload as workload_table
 from service.tuning import run_status
 from strategy.confirmation import Confirmation
-from strategy.record import Device, ErrorKind, Phase, RunState
+from strategy.record import Device, ErrorKind, Phase, RunState, to_json
 from strategy.select import select
 from strategy.target import Target
 from strategy.workload import Workload
@@ -192,6 +193,26 @@ def test_a_purge_derives_the_best_anew_and_outlives_an_import(store: Store) -> N
         assert log_page.curve(c, 1)[0].median_s == 10.0
     assert import_items(store, rows).new == 0
     assert {k[1:]: v[:3] for k, v in bests(store).items()} == expected_best(trusted)
+
+
+def test_a_workload_that_the_installed_operator_refuses_is_measured_and_hides_no_other(store: Store) -> None:
+    """An older operator took it, before the service was updated in the middle of its run."""
+    scene = Scene.make(store)
+    with store.write() as c:
+        body = to_json(WORKLOAD) | {"op": "dense", "attrs": {"gone": 1}}
+        c.execute(sa.update(workload_table).values(body=body))
+    scene.enqueue(configs(2))
+    worker = scene.register()
+    held = scene.leased(worker)
+    assert scene.report(held, [timed(held.job.entries[0])], done=False).accepted == 1
+    scene.lose(held)
+    while (held := scene.lease(worker)) is not None:
+        scene.lose(held)
+    assert [(r.error, bool(r.samples_s)) for r in scene.records()] == [(None, True), ("lost", False)]
+    with store.read() as c:
+        assert [status.id for status in run_status.recent(c, 10, 60.0)] == [scene.run_id]
+        covered = coverage.cover(c, Tasks()).tasks
+    assert {t.implementation: (t.trials, t.stale) for t in covered}[FAST.implementation] == (2, False)
 
 
 def test_times_of_the_calibration_kernel_are_no_history(store: Store) -> None:
