@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hmac
 import ipaddress
+import logging
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from service.errors import InvalidError
+from service.errors import DatabaseError, InvalidError
 from service.settings import WHSEC, Settings
 from service.store import event
 from service.store.background import Background
@@ -32,6 +33,7 @@ from strategy.record import encode
 if TYPE_CHECKING:
     import httpx  # loaded where a URL is given only
 
+log = logging.getLogger(__name__)
 TRIES = 12  # within about three hours
 TIMEOUT_S = 10.0  # of each read
 TOTAL_S = 30.0  # of one delivery, less than `CLAIM_S`
@@ -115,8 +117,7 @@ class Postman(Background):
             )
             if not claimed.rowcount:  # claimed by another service
                 return True
-            status = run_status.status(connection, due.run_id, self._settings.alive_s)
-        error = self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
+        error = self._tell(due)
         wait_s = min(LONGEST_S, self._settings.webhook_retry_s * 2**due.attempts)
         ended = now() if not error or tried >= TRIES else None
         with self._store.write() as connection:
@@ -129,6 +130,18 @@ class Postman(Background):
                 connection, "webhook", run_id=due.run_id, url=due.url, attempt=tried, error=error
             )
         return True
+
+    def _tell(self, due: Any) -> str:
+        """Send the status of a run; return the error, empty if it was accepted."""
+        try:
+            with self._store.read() as connection:
+                status = run_status.status(connection, due.run_id, self._settings.alive_s)
+        except DatabaseError:
+            raise
+        except Exception as error:  # which must not hold up the webhooks of other runs
+            log.exception("the status of run %d cannot be sent", due.run_id)
+            return f"its status cannot be read: {type(error).__name__}: {error}"[:500]
+        return self._send(due.url, f"run_{due.run_id}_{due.id}", encode(status))
 
     def _send(self, url: str, message: str, body: bytes) -> str:
         """Send a message; return the error, empty if it was accepted."""

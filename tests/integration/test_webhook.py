@@ -162,6 +162,25 @@ def test_a_receiver_that_fails_is_told_again(store: Store, receiver: Receiver) -
     assert not any("webhook-signature" in t.headers for t in told)
 
 
+def test_a_run_whose_status_cannot_be_read_holds_up_no_other(
+    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ended(store, receiver.url), ended(store, receiver.url)
+    status = run_status.status
+
+    def fail(connection: sa.Connection, run_id: int, *more: Any) -> RunStatus:
+        if run_id == first:
+            raise KeyError("gone")
+        return status(connection, run_id, *more)
+
+    monkeypatch.setattr(run_status, "status", fail)
+    postman = webhook.Postman(store, settings(webhook_retry_s=3600))
+    assert [postman.send() for _ in range(3)] == [True, True, False]
+    assert decode(receiver.take().body, RunStatus).id == second
+    (row,) = (row for row in rows(store) if row.run_id == first)
+    assert (row.attempts, row.error, row.ended_at) == (1, "its status cannot be read: KeyError: 'gone'", None)
+
+
 def test_it_waits_longer_each_time_and_gives_up(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
