@@ -192,7 +192,7 @@ class Reporter:
 
     def _failed(self, error: Exception) -> None:
         """Warn once of each kind of failure; leave the service alone for a while if it is away."""
-        if _is_away(error):
+        if isinstance(error, UnreachableError) or (isinstance(error, ServiceError) and error.status >= 500):
             self._away_until = time.monotonic() + REST_S
         self._warn(type(error).__name__, f"{error}; tuning goes on without plevel")
 
@@ -265,7 +265,12 @@ class Reporter:
         if time.monotonic() < max(self._away_until, self._hold_until):
             self._keep(data)
             return
-        self._spool.deliver(partial(self._send, client))
+        try:
+            self._spool.deliver(partial(self._send, client))
+        except UnreachableError:  # an OSError, too
+            raise
+        except OSError as error:
+            self._warn("unsent", f"earlier results are not sent, as {self._folder} cannot be listed: {error}")
         if data:
             self._send(client, data)
 
@@ -276,6 +281,11 @@ class Reporter:
         except ServiceError as error:
             if error.status not in REFUSED:
                 raise
+            lines = data.splitlines(keepends=True)
+            if error.status == 413 and len(lines) > 1:  # too large for a proxy in between
+                for part in (lines[: len(lines) // 2], lines[len(lines) // 2 :]):
+                    self._send(client, b"".join(part))
+                return
             self._warn("refused", f"{self.url} refused a report: {error}")
         for found in rejected[:1]:
             self._warn("rejected", f"a result was rejected: {found['detail']}")
@@ -288,10 +298,3 @@ class Reporter:
             self._warn("full", f"{self._folder} is full: results are dropped until {self.url} answers")
         except OSError as error:
             self._warn("spool", f"results are lost, as {self._folder} cannot be written: {error}")
-
-
-def _is_away(error: Exception) -> bool:
-    """Return whether the service would fail all other requests, too, for now."""
-    return isinstance(error, UnreachableError) or (
-        isinstance(error, ServiceError) and error.status >= 500
-    )

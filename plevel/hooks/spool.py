@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 FILE_BYTES = 1 << 20
@@ -54,19 +54,18 @@ class Spool:
 
         Raises:
             FullError: the folder is full.
-            OSError: it cannot be written.
+            OSError: it cannot be written or listed.
         """
         with self._lock:
             if self._bytes is None:
-                self._bytes = sum(_size(p) for p in self._folder.glob("*.ndjson"))
+                self._bytes = sum(map(_size, _files(self._folder)))
             if self._bytes + len(data) > SPOOL_BYTES:
                 raise FullError(f"{self._folder} has {SPOOL_BYTES} bytes")
             if self._own is not None and self._own.size + len(data) > FILE_BYTES:
                 self.close()
             if self._own is None:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                name = f"{self._prefix}-{time.time_ns()}-{uuid.uuid4().hex[:8]}.ndjson"
-                self._own = _File(self._folder / name)
+                self._own = _File(self._new_path())
             try:
                 self._own.append(data)
             except OSError:
@@ -76,12 +75,24 @@ class Spool:
                 raise
             self._bytes += len(data)
 
+    def _new_path(self) -> Path:
+        return self._folder / f"{self._prefix}-{time.time_ns()}-{uuid.uuid4().hex[:8]}.ndjson"
+
     def is_empty(self) -> bool:
-        """Return whether no report waits for this service."""
-        return not any(self._paths())
+        """Return whether no report waits for this service; False if the folder cannot be listed."""
+        try:
+            return not self._paths()
+        except OSError:
+            return False
 
     def deliver(self, send: Callable[[bytes], None]) -> None:
-        """Call `send` with the reports of each file, the oldest first, and remove it; what `send` raises ends this."""
+        """Call `send` with the reports of each file, the oldest first, and remove it; what `send` raises ends this.
+
+        A file that is refused comes last from then on: its content may be the reason, as for a firewall.
+
+        Raises:
+            OSError: the folder cannot be listed.
+        """
         self._bytes = None
         for path in self._paths():
             with contextlib.ExitStack() as stack:
@@ -90,12 +101,18 @@ class Spool:
                 except OSError:  # its process appends to it, another was quicker, or it is another user's
                     continue
                 if data:  # else it was begun just now
-                    send(data)
+                    try:
+                        send(data)
+                    except OSError:  # nobody answers
+                        raise
+                    except Exception:
+                        self._put_last(path)
+                        raise
                     self._remove(path, len(data))
 
-    def _paths(self) -> Iterator[Path]:
-        paths = sorted(self._folder.glob(f"{self._prefix}-*.ndjson"))
-        return (p for p in paths if p.name not in self._sent)
+    def _paths(self) -> list[Path]:
+        found = _files(self._folder)
+        return [p for p in found if p.name.startswith(f"{self._prefix}-") and p.name not in self._sent]
 
     def _take(self, path: Path, stack: contextlib.ExitStack) -> bytes:
         """The whole lines of a file, which is locked until the stack ends."""
@@ -104,6 +121,13 @@ class Spool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         data = file.read()
         return data[: data.rfind(b"\n") + 1]  # the last is cut off if its process was killed
+
+    def _put_last(self, path: Path) -> None:
+        with self._lock:
+            if self._own is not None and path == self._own.path:
+                self.close()
+            with contextlib.suppress(OSError):
+                path.rename(self._new_path())
 
     def _remove(self, path: Path, sent: int) -> None:
         with self._lock:
@@ -114,6 +138,18 @@ class Spool:
             self._sent.add(path.name)  # also if it cannot be removed
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of a folder's reports, the oldest of each service first; none if there is no folder.
+
+    Raises:
+        OSError: it cannot be listed; `Path.glob` may find nothing then.
+    """
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".ndjson")
+    except FileNotFoundError:
+        return []
 
 
 def _size(path: Path) -> int:

@@ -7,6 +7,7 @@ one go, once the layout of the columns is known; on a cluster each worker makes 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -133,9 +134,11 @@ class Pages:
             self._store(held, found)
 
     def find(self, *, everything: bool) -> tuple[list[Page], int]:
-        """The pages, with or without those that are held out, and the number of their rows."""
+        """The pages, with or without those that are held out, and the number of their rows. Raises OSError."""
         names = ("learned", "held") if everything else ("learned",)
-        paths = [p for name in names for p in sorted(self._folder.glob(f"**/{name}-*.npy"))]
+        # Not by `Path.glob`, which leaves out what it cannot list.
+        found = sorted(Path(at, name) for at, _, files in os.walk(self._folder, onerror=_fail) for name in files)
+        paths = [p for name in names for p in found if p.match(f"{name}-*.npy")]
         return [_loader(p) for p in paths], sum(len(np.load(p, mmap_mode="r")) for p in paths)
 
     def _store(self, held: bool, found: list[tuple[Matrix, Matrix]]) -> None:
@@ -146,6 +149,10 @@ class Pages:
         path = self._folder / f"{'held' if held else 'learned'}-{self._written:06}.npy"
         self._written += 1
         np.save(path, np.concatenate([x, y[:, None]], axis=1))
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _loader(path: Path) -> Page:

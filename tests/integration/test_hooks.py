@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import math
@@ -277,6 +278,52 @@ def test_only_a_report_at_fault_is_dropped(
     assert reporter.flush(HANG_S)
     reporter.close()
     assert len(list(tmp_path.iterdir())) == kept
+
+
+def test_reports_that_are_too_large_together_are_sent_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a proxy that takes bodies of a megabyte; what is too large alone is dropped."""
+    sent: list[bytes] = []
+
+    def take(_: Client, parts: list[bytes], **more: object) -> None:
+        data = b"".join(parts)
+        if len(data) > 1000:
+            raise ServiceError(413, "Content Too Large")
+        sent.append(data)
+
+    monkeypatch.setattr(Client, "import_records", take)
+    reporter = Reporter("http://127.0.0.1:1", folder=tmp_path)
+    lines = [b'{"i":%d,"text":"%s"}\n' % (i, b"x" * size) for i, size in enumerate((300, 300, 1200, 300, 900))]
+    reporter._deliver(reporter._client(), b"".join(lines))
+    reporter.close()
+    assert b"".join(sent) == b"".join(lines[i] for i in (0, 1, 3, 4))
+    assert "refused a report" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EMFILE, errno.EACCES])
+def test_reports_arrive_where_the_folder_cannot_be_listed(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    def fail(path: object = ".") -> list[str]:
+        raise OSError(number, os.strerror(number), str(path))
+
+    namespace = f"hooks.list{number}"
+    url = str(service.http.base_url)
+    reporter = Reporter(url, namespace=namespace, folder=tmp_path)
+    reporter._keep(encoded(0))
+    reporter._spool.close()
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, fail)
+        reporter.report(line(1))
+        assert reporter.flush(HANG_S)
+        assert f"earlier results are not sent, as {tmp_path} cannot be listed" in caplog.text
+    assert stored(url, namespace) == [1]
+    reporter.report(line(2))
+    assert reporter.flush(HANG_S)
+    reporter.close()
+    assert stored(url, namespace) == [0, 1, 2]
 
 
 def test_hooks_are_switched_off_by_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from service.predict.evaluation import MOST_POINTS, evaluate
+from service.predict.spool import Pages
 from service.search.description import CHUNK, Description
 from service.search.predictor import Predictor, Trials, grow, learnable
 from strategy.space import ConfigSpace, Knob, knob
@@ -178,3 +183,23 @@ def test_attributes_beyond_float32_are_finite_features() -> None:
     row = described.matrix(np.zeros((1, 0), np.int32))
     assert np.isfinite(row).all()
     assert np.isfinite(described.log_volume)
+
+
+def test_pages_that_cannot_be_listed_are_not_left_out_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a file server, for a moment."""
+    for part in ("0", "1"):
+        (tmp_path / part).mkdir()
+        np.save(tmp_path / part / "learned-000000.npy", np.zeros((3, 4), dtype=np.float32))
+    scan = os.scandir
+
+    def fail(path: Any) -> Any:
+        if str(path).endswith("/1"):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        return scan(path)
+
+    assert Pages(tmp_path).find(everything=True)[1] == 6
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Permission"):
+        Pages(tmp_path).find(everything=True)

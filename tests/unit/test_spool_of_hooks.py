@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -87,6 +88,51 @@ def test_a_full_folder_takes_no_more_until_it_is_delivered(
         spool.keep(line(2))
     assert len(delivered(spool)) == 2
     spool.keep(line(2))
+
+
+def test_a_file_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a firewall on the way to the service."""
+    monkeypatch.setattr(module, "FILE_BYTES", len(line(0)))
+    spool, sent = Spool(tmp_path, KEY), list[bytes]()
+    for i in range(3):
+        spool.keep(line(i))
+
+    def send(data: bytes) -> None:
+        if data in (line(0), line(2)):
+            raise ValueError("blocked")
+        sent.append(data)
+
+    for left in (3, 2, 2):
+        with pytest.raises(ValueError, match="blocked"):
+            spool.deliver(send)
+        assert len(list(tmp_path.iterdir())) == left
+    assert sent == [line(1)]
+    spool.keep(line(3))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="blocked"):
+            spool.deliver(send)
+    assert sent == [line(1), line(3)]
+    assert sorted(delivered(spool)) == [line(0), line(2)]
+
+
+def test_a_folder_that_cannot_be_listed_for_now_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a file server starts again."""
+    spool = Spool(tmp_path, KEY)
+    spool.keep(line(0))
+
+    def fail(path: object = ".") -> list[str]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, fail)
+        assert not spool.is_empty()
+        with pytest.raises(OSError, match="Stale"):
+            delivered(spool)
+    assert delivered(spool) == [line(0)]
+    assert Spool(tmp_path / "none", KEY).is_empty()
 
 
 def test_a_forked_process_begins_a_file_of_its_own(tmp_path: Path) -> None:
