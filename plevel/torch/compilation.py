@@ -90,7 +90,8 @@ class Compilation:
                 found, whole, self._verdict = self._confirm(plan, found, left)
             if whole and self._verdict:
                 require_same(self.stamps, left)  # later processes find it by the weights of before
-                whole.keep(self._verdict)
+                if self._verdict.is_final:
+                    whole.keep(self._verdict)
                 return run_whole(self.module, whole, self._verdict, self.options), left
         finally:
             self._library.add_done_callback(_sweep)
@@ -195,6 +196,11 @@ class Compilation:
             )
         if verdict.is_final:
             write_verdict(verdict)
+        elif verdict.short:
+            logger.warning(
+                "plevel: the times of a graph are not kept, and the next process takes them again, as memory ran out: "
+                "%s: free some, or use fewer processes at once", verdict.short,
+            )
         else:
             logger.warning("plevel: a graph is left to Inductor in this process: %s", verdict.ended)
         if self.options.again and whole is None:
@@ -219,7 +225,8 @@ def run_whole(module: GraphModule, whole: Whole, verdict: Verdict, options: Opti
     """The call of a graph's library, after a report of it."""
     made = report_whole(whole, verdict, module)
     note(made, module)
-    _record(made, verdict, options)
+    if verdict.is_final:
+        _record(made, verdict, options)
     return whole.call
 
 

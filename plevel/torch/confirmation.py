@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,6 +59,8 @@ PART = 0.01  # of the tolerance, which inputs are moved by
 ROUNDING = 4  # times the rounding of Inductor's form may be another's
 
 OVER = "the time for confirmation was over"
+# Of Python, of PyTorch, of C++, of the system, and of a C compiler or a builder that the system has killed.
+_NO_MEMORY = re.compile("MemoryError|bad_alloc|(can't|[Cc]annot) allocate memory|Killed signal|SIGKILL")
 
 Compiled = Callable[..., Any]
 Kept = frozenset[Workload]
@@ -189,6 +192,7 @@ class _Search:
             after_s=after_s, whole=self.whole is not None, apart=self.apart, library=self.library, ended=self.ended,
             errors={w.key: why for w, why in self.errors.items() if w not in self.kept},
             differing=tuple(sorted(w.key for w in self.differing - self.kept)),
+            short=next(filter(_NO_MEMORY.search, (self.apart, *self.errors.values())), ""),
         )
 
     def _outputs(self, function: Compiled) -> list[Any]:

@@ -26,6 +26,7 @@ class Verdict(msgspec.Struct, frozen=True):
     `errors` are the reasons of workloads whose kernels could not be built, or with whose kernels the graph fails, by
     key. With the kernels of the workloads `differing` the graph's outputs were others than Inductor's. A verdict that
     another machine recorded has its reasons why workloads have no kernel in `told`, by key, in place of these two.
+    `short` is a failure of a form or a kernel for which this machine had no memory left: other programs may have it.
     """
 
     key: str
@@ -44,11 +45,12 @@ class Verdict(msgspec.Struct, frozen=True):
     errors: dict[str, str] = {}
     differing: tuple[str, ...] = ()
     told: dict[str, str] = {}
+    short: str = ""
 
     @property
     def is_final(self) -> bool:
-        """False if nothing was compared for lack of time: a later process times the graph."""
-        return bool(self.steps or self.differing or not self.ended)
+        """False if nothing was compared for lack of time, or not all for lack of memory: a later process times it."""
+        return not self.short and bool(self.steps or self.differing or not self.ended)
 
 
 def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:

@@ -936,6 +936,48 @@ def test_a_form_that_inductor_cannot_compile_is_left_out_and_others_stay(
     assert run(model, (x,)).rows == report.rows  # by the verdict on disk
 
 
+def test_a_form_that_memory_was_short_for_is_timed_by_the_next_process(
+    ratios, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    lack = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+    compile_form = compilation.make_form
+
+    def compile_some(plan, wanted, *given):
+        if any(w.op == "conv2d" for w in wanted):
+            raise InductorError(RuntimeError(lack), None)
+        return compile_form(plan, wanted, *given)
+
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 136)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    ratios += [[0.8] * 9]
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation, "make_form", compile_some)
+        report = run(model, (x,))
+    assert [row.workload.op for row in report.rows if row.implementation] == ["dense"], "what was won stays here"
+    assert "the next process takes them again, as memory ran out: the graph fails with it: InductorError" in caplog.text
+    ratios += [[0.8] * 9] * 3
+    assert run(model, (x,)).replaced == 2
+    assert ratios == []
+
+
+def test_a_library_that_memory_was_short_for_is_tried_by_the_next_process(whole, monkeypatch: pytest.MonkeyPatch):
+    def fail(*given):
+        def build():
+            raise MemoryError
+
+        return build
+
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(40, 56).eval(), torch.randn(24, 40)
+    whole += [[0.8] * 9]
+    with monkeypatch.context() as patch:
+        patch.setattr(compilation, "draft_whole", fail)
+        assert not run(model, (x,)).verdict.whole
+    whole += [[0.6] * 9]
+    assert run(model, (x,)).verdict.whole
+
+
 class Stateful(torch.nn.Module):
     """A step that writes a cache, a position and a parameter of its own."""
 
