@@ -169,6 +169,7 @@ def _compare(before: Locked, now: Selection) -> dict[str, Any] | None:
     return {
         "workload": before.workload.key, "target": before.target.key,
         "locked": _shown(before), "now": _shown(now), "locked_s": was_s, "now_s": now_s, "ratio": ratio,
+        "stale": now.stale.get(before.implementation),
     }
 
 
@@ -181,7 +182,8 @@ def _line(change: dict[str, Any]) -> str:
 
     ratio = change["ratio"]
     if ratio is None:
-        what = "is no longer measured"
+        old = change["stale"]
+        what = "is no longer measured" if old is None else f"is measured in version {old} only, not the installed one"
     elif change["now_s"] is None:
         what = "is not measured"
     elif not ratio:

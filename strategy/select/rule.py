@@ -89,23 +89,24 @@ def choose(
         taken: Candidate | Advised, config: Config, reason: Reason, why: str, level: Level | None = None,
         best: Mapping[str, Measured] = {}, predicted: Mapping[str, float] = {}, unmeasured: tuple[str, ...] = (),
     ) -> Selection:
+        versions = {name: m.version for name, m in stale.items()}
         return Selection(
             workload=workload, target=target, implementation=taken.implementation, version=taken.version,
             config=config, reason=reason, level=level, explanation=why, partial=bool(unmeasured),
-            unmeasured=unmeasured, rivals=rank_rivals(known, valid, best, predicted),
+            unmeasured=unmeasured, stale=versions, rivals=rank_rivals(known, valid, best, predicted),
         )
 
     level, best = _of_one_level(valid, measured)
+    stale = {} if len(best) == len(valid) else _stale(valid, measured)
     if best:
         winner, lowest, close = _fastest(valid, best)
         unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
         reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
-        stale = _stale(valid, measured) if unmeasured else {}
         why = _explain_measured(winner, best, lowest, close, unmeasured, stale)
         config = best[winner.implementation].config
         return answer(winner, config, reason, why, level, best, unmeasured=unmeasured)
-    nothing, stale = "nothing is measured for this workload", _stale(valid, measured)
-    in_others = f" in the installed versions, only in others: {', '.join(stale.values())}" if stale else ""
+    nothing = "nothing is measured for this workload"
+    in_others = f" in the installed versions, only in others: {_show_stale(stale.values())}" if stale else ""
     unknown = nothing + in_others
     for anchor, found in shorter:
         _, best = _of_one_level(valid, found)
@@ -151,8 +152,8 @@ def _of_one_level(
     return level, by_level[level]
 
 
-def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str, str]:
-    """Each implementation with measurements on this target, none of them current: its name, lowest time and version.
+def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str, Measured]:
+    """The lowest time of each implementation with measurements on this target, none of them current.
 
     They are in the order of `valid`, whatever that of `measured` is.
     """
@@ -162,10 +163,13 @@ def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str
     for m in sorted(here, key=lambda m: (m.estimate.median_s, m.version)):
         lowest.setdefault(m.implementation, m)
     return {
-        name: f"{name} {show_seconds(lowest[name].estimate.median_s)} (version {lowest[name].version})"
-        for name, version in ((c.implementation, c.version) for c in valid)
+        name: lowest[name] for name, version in ((c.implementation, c.version) for c in valid)
         if name in lowest and (name, version) not in known
     }
+
+
+def _show_stale(stale: Iterable[Measured]) -> str:
+    return ", ".join(f"{m.implementation} {show_seconds(m.estimate.median_s)} (version {m.version})" for m in stale)
 
 
 def _fastest(
@@ -224,7 +228,7 @@ def _explain_measured(
     lowest: Measured,
     close: int,
     unmeasured: Sequence[str],
-    stale: Mapping[str, str],
+    stale: Mapping[str, Measured],
 ) -> str:
     own = best[winner.implementation].estimate
     where = _place(lowest)
@@ -256,7 +260,7 @@ def _explain_measured(
         text += f"; not measured: {', '.join(never)}"
     old = [stale[name] for name in unmeasured if name in stale]
     if old:
-        text += f"; measured in another version than is installed, and not compared: {', '.join(old)}"
+        text += f"; measured in another version than is installed, and not compared: {_show_stale(old)}"
     return text
 
 

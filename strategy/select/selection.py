@@ -45,7 +45,11 @@ class Rival(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer, its reason, and the rivals."""
+    """The answer, its reason, and the rivals.
+
+    `stale` has the implementations that are measured in other versions than the installed one alone, each with the
+    version of its lowest time.
+    """
 
     workload: Workload
     target: Target
@@ -57,6 +61,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     explanation: str
     partial: bool = False
     unmeasured: tuple[str, ...] = ()
+    stale: dict[str, str] = {}
     rivals: tuple[Rival, ...] = ()
 
     def _repr_html_(self) -> str:

@@ -242,6 +242,14 @@ def test_times_that_do_not_compare_with_the_locked_ones_are_no_worse() -> None:
     assert "is measured so now: 2.00 s" in _line(change)
 
 
+def test_what_is_measured_in_another_version_alone_is_told_so() -> None:
+    found = measured("fast", 1.0, Level.DEVICE)
+    (before,) = Lock.make([selected([found])]).selections
+    change = _compare(before, selected([msgspec.structs.replace(found, version="0.9")]))
+    assert change is not None and change["ratio"] is None
+    assert "is measured in version 0.9 only, not the installed one; " in _line(change)
+
+
 def test_another_answer_by_plevel_is_a_change_that_is_no_worse() -> None:
     (before,) = Lock.make([selected([], OFFERED[:2])]).selections
     assert _compare(before, selected([], OFFERED[:2])) is None

@@ -15,9 +15,12 @@ from plevel.cli import output
 from plevel.cli.location import Location
 from plevel.cli.progress import Progress, follow_reading
 from plevel.cli.tune_run import say_what_else_runs
+from strategy.op_strategy import Candidate
 from strategy.record import Estimate, ModelBest, RunState, RunStatus, TaskStatus
+from strategy.select import Level, Measured, choose
 from strategy.space import Config
 from strategy.target import Target
+from strategy.workload import Workload
 
 TARGET = Target.parse("llvm -mcpu=znver4 -num-cores=2 -libs=cblas")
 
@@ -220,6 +223,24 @@ def test_progress_of_a_confirmation_counts_the_workloads_that_have_one() -> None
     )
     Progress(console).show(run(10, *tasks, state=RunState.CONFIRMING))
     assert out.getvalue().strip() == "confirming 10/10 trials, 1 of 2 workloads confirmed"
+
+
+def test_the_table_of_a_selection_tells_what_is_measured_in_another_version() -> None:
+    console, out = plain()
+    workload = Workload.make("dense", {"data": "float32[8,64]", "weight": "float32[128,64]"})
+    known = [Candidate(name, "2.0", 10) for name in ("now.cpu", "old.cpu", "new.cpu")]
+    records = [
+        Measured(
+            implementation=name, version=version, config=Config(), level=Level.DEVICE, target=TARGET.key, model="",
+            estimate=Estimate(1e-3, 0.99e-3, 1.01e-3, 20),
+        )
+        for name, version in (("now.cpu", "2.0"), ("old.cpu", "1.0"))
+    ]
+    for measured in (records, records[1:]):
+        output.print_rivals(console, choose(workload, TARGET, known, measured))
+    lines = out.getvalue().splitlines()
+    states = [line.rpartition("  ")[2].strip() for line in lines for name in ("old", "new") if f" {name}.cpu" in line]
+    assert states == ["measured in version 1.0 only", "not measured"] * 2
 
 
 @pytest.mark.parametrize(("high_s", "told"), [(1.04, ""), (1.4, "±20.0%"), (9.2, "up to 9.2×")])

@@ -468,6 +468,7 @@ def test_an_explanation_names_what_is_measured_in_other_versions() -> None:
         "; not measured: new.cpu; measured in another version than is installed, and not compared: "
         "fast.cpu 1.00 ms (version 0.1)"
     )
+    assert partial.stale == choose(workload(8), TARGET, known, old).stale == {"fast.cpu": "0.1"}
     assert choose(workload(8), TARGET, known, old).explanation.startswith(
         f"nothing is measured for this workload on {TARGET} in the installed versions, only in others: "
         "fast.cpu 1.00 ms (version 0.1); slow.cpu has"
