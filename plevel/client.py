@@ -428,14 +428,20 @@ class Client:
 
         Raises:
             ServiceError: the format is not known.
+            UnreachableError: nobody answers, or the service has ended meanwhile, which may have stored a part.
         """
         rejects = 0 if put_aside is None else 10_000
         given = {"name": name, "rejects": rejects, "target": target, "device_model": device_model or None}
         timeout = httpx.Timeout(30.0, read=None)
-        summary = self._ask(
-            "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=_given(given),
-            timeout=timeout,
-        )
+        try:
+            summary = self._ask(
+                "POST", "/v1/records:import", dict[str, Any], again=False, content=parts, params=_given(given),
+                timeout=timeout,
+            )
+        except UnreachableError as error:
+            if isinstance(error.__cause__, httpx.ConnectError):  # nothing was sent
+                raise
+            raise UnreachableError(f"{error}; what was stored stays, and the same import adds the rest") from error
         for found in summary.pop("rejects", ()):
             if put_aside is not None:
                 put_aside(found)

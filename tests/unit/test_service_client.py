@@ -61,6 +61,14 @@ def failing(times: int, error: type[Exception], then: httpx.Response) -> tuple[C
     return answer, seen
 
 
+@pytest.mark.parametrize(("error", "told"), [(httpx.ConnectError, False), (httpx.WriteError, True)])
+def test_an_import_that_a_service_does_not_outlast_says_what_to_do(error: type[Exception], told: bool) -> None:
+    client = client_of(failing(1000, error, ok({}))[0])
+    with pytest.raises(UnreachableError) as caught:
+        client.import_records([b"{}"])
+    assert str(caught.value).endswith("; what was stored stays, and the same import adds the rest") == told
+
+
 def test_asking_is_tried_again() -> None:
     answer, seen = failing(2, httpx.ReadError, ok(run_status()))
     assert client_of(answer, 5).run(7).id == 7
