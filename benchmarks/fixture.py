@@ -51,12 +51,12 @@ def need(*packages: str) -> None:
         raise SystemExit(f"{Path(sys.argv[0]).name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def dense(m: int, n: int, k: int, *, constant: bool = True) -> Workload:
-    """A product of m×k by n×k in float32, whose weight is constant."""
+def dense(m: int, n: int, k: int, *, constant: bool = True, dtype: str = "float32") -> Workload:
+    """A product of m×k by n×k, whose weight is constant."""
     from strategy.workload import Workload
 
-    types = {"data": f"float32[{m},{k}]", "weight": f"float32[{n},{k}]"}
-    return Workload.make("dense", types, constants=["weight"] if constant else [])
+    types = {"data": f"{dtype}[{m},{k}]", "weight": f"{dtype}[{n},{k}]"}
+    return Workload.make("qdense" if dtype == "int8" else "dense", types, constants=["weight"] if constant else [])
 
 
 @contextmanager

@@ -8,6 +8,7 @@
   model, in which some pairs stand several times.
 - ahead: products by `dense_pack`, with the next panel of the weight prefetched or not.
 - blocked: the same of products by `dense_large_m`, the last four those of LLaMA-7B's layer of 128 tokens.
+- bfloat16, int8: the same of products by dot-product instructions, `dense_dot` and `qdense_dot`; if named.
 
 With `--samples` each kernel runs with the fastest of its fallback and of so many configurations that are drawn. Each
 call takes another copy of all its tensors, of so many that none is in the second-level caches. Prints medians of
@@ -53,11 +54,16 @@ BLOCKED = (
     (64, 384, 4096), (197, 1000, 8192), (333, 768, 6144), (128, 4096, 4096), (128, 12288, 4096), (128, 22016, 4096),
     (128, 4096, 11008),
 )
+NARROW = {"bfloat16": "dense_dot.cpu", "int8": "qdense_dot.cpu"}  # which not all processors have
+WORDS = (
+    (16, 768, 768), (128, 768, 768), (128, 3072, 768), (128, 768, 3072), (64, 4096, 1024), (37, 4096, 4096),
+    (128, 4096, 4096), (512, 4096, 4096),
+)
 
 
 def main() -> int:
     parser = make_parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=(*KINDS,), default=[*KINDS])
+    parser.add_argument("--only", nargs="+", choices=(*KINDS,), default=[kind for kind in KINDS if kind not in NARROW])
     parser.add_argument("--samples", type=natural, default=0, help="configurations drawn for each kernel")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -129,10 +135,11 @@ def _pair(channels: int, size: int, stride: int, out: int) -> tuple[Workload, Wo
 
 
 def _products(
-    name: str, shapes: Sequence[tuple[int, int, int]], target: Target, samples: int
+    name: str, shapes: Sequence[tuple[int, int, int]], target: Target, samples: int, *, dtype: str = "float32"
 ) -> Iterator[tuple[str, list[float]]]:
     for m, n, k in shapes:
-        forms = [_fastest(dense(m, n, k), target, name, samples, ahead=ahead) for ahead in (False, True)]
+        work = dense(m, n, k, dtype=dtype)
+        forms = [_fastest(work, target, name, samples, ahead=ahead) for ahead in (False, True)]
         yield f"{m}×{n}×{k}", _race([_turns(form) for form in forms])
 
 
@@ -201,6 +208,10 @@ KINDS: dict[str, tuple[Callable[[Target, int], Iterator[tuple[str, list[float]]]
     "pairs": (_pairs, "pair", ("two kernels", "one")),
     "ahead": (partial(_products, "dense_pack.cpu", PRODUCTS), "product", ("not ahead", "ahead")),
     "blocked": (partial(_products, "dense_large_m.cpu", BLOCKED), "product", ("not ahead", "ahead")),
+    **{
+        dtype: (partial(_products, name, WORDS, dtype=dtype), "product", ("not ahead", "ahead"))
+        for dtype, name in NARROW.items()
+    },
 }
 
 if __name__ == "__main__":

@@ -100,6 +100,8 @@ def _calls(loop: Any, tile: Any, around: Sequence[tuple[Any, int]]) -> list[Any]
     if load is None:
         return []
     (index,), (size,) = load.indices, load.source.shape
+    if isinstance(index, tirx.Ramp):
+        index = index.base
     begin = _at_zero(index, [loop.loop_var, *(v for v, _ in around), *others] if panel else others)
     turn = sum((v * turns for v, turns in around), loop.loop_var)
     return [
@@ -127,12 +129,19 @@ def _panel_load(loop: Any) -> tuple[Any, list[Any]]:
     from tvm import ir, tirx
 
     loops = find(loop.body, tirx.For)
+    variables = [inner.loop_var for inner in loops]
     for inner in loops:
         if inner.kind == tirx.ForKind.VECTORIZED and isinstance(inner.body, tirx.BufferStore):
             store = inner.body
             for load in find(store.value, ir.TensorLoad):
                 if not load.source.same_as(store.buffer) and has_names(load.indices[0], [inner.loop_var]):
-                    return load, [other.loop_var for other in loops]
+                    return load, variables
+    # An instruction takes a vector of the weight, and a word of the data.
+    for store in find(loop.body, tirx.BufferStore):
+        loads = [load for load in find(store.value, ir.TensorLoad) if not load.source.same_as(store.buffer)]
+        vectors = [load for load in loads if isinstance(load.indices[0], tirx.Ramp)]
+        if vectors:
+            return max(vectors, key=lambda load: int(load.indices[0].lanes)), variables
     return None, []
 
 

@@ -77,6 +77,65 @@ def test_any_configuration_of_any_shape(m, n, groups, kind, weight, zeros, const
     check(workload, name, space.sample(random.Random(seed), 1)[0])
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("inner", ["rows", "panels"])
+@pytest.mark.parametrize(("m", "m_tasks"), [(8, 1), (45, 1), (45, 3)])
+@pytest.mark.parametrize(("kind", "zero"), [("bfloat16", 0), ("uint8", 0), ("int8", 5)])
+def test_panels_that_are_prefetched(kind, zero, m, m_tasks, inner):
+    weight = "bfloat16" if kind == "bfloat16" else "int8"
+    workload = product(f"{kind}[{m},120]", f"{weight}[131,120]", **points(kind, (zero, 0)))
+    name, space = dot_space(workload)
+    config = space.fallback.replace(
+        rows=8, width=32, unroll=2, n_block=1, m_tasks=m_tasks, inner=inner, ahead=True
+    )
+    check(workload, name, config)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("target", [ZEN5, NEOVERSE])
+@pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
+def test_a_prefetch_leaves_the_sums_in_registers(kind, target):
+    weight = "bfloat16" if kind == "bfloat16" else "int8"
+    workload = product(f"{kind}[64,256]", f"{weight}[96,256]")
+    (candidate,) = (c for c in candidates(workload, target) if c.implementation == f"{workload.op}_dot.cpu")
+    texts = [
+        lower(workload, target, candidate.implementation, candidate.space.fallback.replace(ahead=ahead))
+        .compile(checks=False).executable.mod.inspect_source("s")
+        for ahead in (False, True)
+    ]
+    pattern = r"\tprfm\tpldl2keep" if target is NEOVERSE else r"\tprefetcht1\t"
+    assert not re.search(pattern, texts[0])
+    found = re.search(pattern + r"(.*?)\n\t(?:j|b\.)\w+\t", texts[1], re.DOTALL)
+    assert found, "no loop with a prefetch"
+    assert re.search("vdpbf16ps|vpdpbusd|bfdot|sdot", found[1])
+    assert not re.search(r"vmov\w+\t%zmm\d+, [^%]*\(|\tst[rp]\tq", found[1])
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "ahead"),
+    [
+        (128, 768, 1024, True), (128, 768, 4096, True),
+        (1, 768, 1024, False), (8, 768, 1024, False),  # one tile reads each panel
+        (128, 768, 16384, False),  # two panels leave no room in the second level
+    ],
+)
+def test_untuned_panels_of_several_tiles_are_prefetched(m, n, k, ahead):
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    for kind, weight in (("bfloat16", "bfloat16"), ("int8", "int8")):
+        workload = product(f"{kind}[{m},{k}]", f"{weight}[{n},{k}]")
+        (space,) = (c.space for c in candidates(workload, target) if c.implementation == f"{workload.op}_dot.cpu")
+        assert space.fallback["ahead"] == ahead
+
+
+def test_untuned_panels_of_a_batch_are_prefetched_where_they_leave_the_second_level():
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    for entries, expected in ((2, False), (64, True)):
+        inputs = {"x": f"bfloat16[{entries},128,64]", "y": f"bfloat16[{entries},128,64]"}
+        batch = Workload.make("batch_matmul", inputs)
+        (space,) = (c.space for c in candidates(batch, target) if c.implementation == "batch_matmul_dot.cpu")
+        assert space.fallback["ahead"] == expected
+
+
 def laid_out_shapes(attrs: dict[str, Any], data: Sequence[int], weight: Sequence[int]) -> list[str]:
     """The extents of data of NCHW and of a weight of OIHW in the layouts of attributes."""
     return [

@@ -7,6 +7,7 @@ instructions, which also take copied data: [m / 2, k / group, 2, group].
 A zero point of the data, and what the instruction adds to it, is taken off by the sums of the weight's rows, whose
 bytes are one step more of k in the packed weight; one of the weight, by the sums of the data's rows.
 """
+# Over 300 lines: one product, whose space, packing and schedule share its panels.
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ from typing import Any
 
 from strategy.attrs import Attrs
 from strategy.condition import ceildiv
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.dot import Dot, find_dot, use_dot
 from strategy.cpu.matrices import find_matrix, paired, schedule_matrices
 from strategy.cpu.tile import (
+    ALWAYS,
     Extents,
     accumulators,
     block_knob,
@@ -34,6 +37,7 @@ from strategy.ops.dense.dot_tile import fit_registers, heights, usual_tile, widt
 from strategy.schedule import (
     Outs,
     compute_stage,
+    dtype_bytes,
     integer,
     start_schedule,
     store_tile,
@@ -47,6 +51,7 @@ from strategy.types import TensorType
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
 _UNROLL = (1, 2, 4, 8)
 _INNER = Knob("inner", ["rows", "panels"])
+_AHEAD = Knob("ahead", [False, True])
 
 
 def dot_of(inputs: Sequence[TensorType], target: Target) -> Dot | None:
@@ -73,7 +78,7 @@ def add_matrix(strategy: OpStrategy, inputs: Sequence[TensorType], name: str, ta
 def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
     """Add the implementation by an instruction to a strategy."""
     strategy.add_implementation(
-        partial(compute, dot), partial(schedule, dot), name, plevel,
+        partial(compute, dot), partial(schedule, dot), name, plevel, version=2 if dot.rows == 1 else 1,
         space=partial(space, dot), prepare=partial(prepare, dot),
     )
 
@@ -81,22 +86,32 @@ def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
 def space(
     dot: Dot, attrs: Attrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
-    """Tile, unrolling, and how tiles are grouped into tasks, as in `dense_pack.cpu`."""
-    *_, m, n = out_type.shape
+    """Tile, unrolling, how tiles are grouped into tasks, and prefetching, as in `dense_pack.cpu`.
+
+    Tiles of a matrix instruction prefetch nothing.
+    """
+    *batch, m, n = out_type.shape
     extents, lanes = Extents(m, int(n), int(inputs[0].shape[-1])), dot.lanes
-    steps = -(-extents.k // dot.group)
+    steps, of_rows = -(-extents.k // dot.group), dot.rows == 1
 
     def fallback() -> dict[str, Any]:
         rows, width = usual_tile(dot, extents.rows, extents.n, target)
         tiles = -(-extents.rows // rows)
         split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
+        m_tasks = largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1
+        size = dtype_bytes(dot.packed)
+        # Those of a batch are mostly computed just before: few of them are still in the second level.
+        is_near = len(batch) > 0 and inputs[1].size * size < target.l2_bytes // 2
+        # A single tile would bring as much as it reads.
+        ahead = tiles > m_tasks and not is_near and fits_ahead(extents.k * width * size, target)
         return {
             "rows": rows,
             "width": width,
             "unroll": largest_divisor(_UNROLL, steps, 4),
             "n_block": 1,
-            "m_tasks": largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1,
+            "m_tasks": m_tasks,
             "inner": "rows",
+            **({"ahead": ahead} if of_rows else {}),
         }
 
     high = up_to("rows", heights(dot), 2 * extents.rows)
@@ -109,9 +124,9 @@ def space(
     if extents.m.is_constant:
         constraints.append(whole_blocks(int(extents.m), "rows", "m_tasks"))
         row_tiles = ceildiv(int(extents.m), knob("rows")) // knob("m_tasks")
-        idle = {"inner": one_order(knob("n_block"), row_tiles)}
+        idle = {"inner": one_order(knob("n_block"), row_tiles, ahead=of_rows)}
     else:
-        idle = {"inner": knob("n_block") == 1}
+        idle = {"inner": knob("n_block") == 1, **({"ahead": ALWAYS} if of_rows else {})}
     return ConfigSpace(
         [
             wide,
@@ -120,6 +135,7 @@ def space(
             block_knob("n_block", _BLOCKS, extents.n, wide),
             m_tasks,
             _INNER,
+            *([_AHEAD] if of_rows else []),
         ],
         constraints,
         derived={"accumulators": accumulators(lanes)},
@@ -254,6 +270,8 @@ def compute(
 
 def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config) -> Any:
     """Tasks of panels × rows in parallel; in each, one register tile after the other."""
+    from tvm import tirx
+
     sch, stages, output = start_schedule(outs)
     tiles = stages["tiles"]
     for name in ("sums", "panels", "row_sums", "pairs"):
@@ -288,5 +306,15 @@ def schedule(dot: Dot, attrs: Attrs, outs: Outs, target: Target, config: Config)
     for loop in (inner, rows, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, outer))
-    use_dot(sch, dot, str(outs.args[0].dtype), task, lane)
+    data = outs.args[0]
+    *_, m, k = data.shape
+    if config["ahead"] and isinstance(m, tirx.IntImm):
+        count = -(-int(m) // integer(config, "rows")) // integer(config, "m_tasks")
+        step = integer(config, "width") * dot.group
+        panel_steps = int(k) // dot.group + (dot.sums == "int32")  # that of the sums, too
+        prefetch_panels(
+            sch, order[1], outer, panel=panel_steps * step, step=integer(config, "unroll") * step,
+            tiles=count if config["inner"] == "rows" else 1, dtype=str(outs.args[1].dtype),
+        )
+    use_dot(sch, dot, str(data.dtype), task, lane)
     return sch
