@@ -91,15 +91,22 @@ def test_panels_that_are_prefetched(kind, zero, m, m_tasks, inner):
     check(workload, name, config)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", [ZEN5, NEOVERSE])
 @pytest.mark.parametrize("kind", ["bfloat16", "uint8", "int8"])
-def test_a_prefetch_leaves_the_sums_in_registers(kind, target):
+@pytest.mark.parametrize("form", ["dot", "nchw_dot_direct", "nhwc_dot"])
+def test_a_prefetch_leaves_the_sums_in_registers(form, kind, target):
     weight = "bfloat16" if kind == "bfloat16" else "int8"
-    workload = product(f"{kind}[64,256]", f"{weight}[96,256]")
-    (candidate,) = (c for c in candidates(workload, target) if c.implementation == f"{workload.op}_dot.cpu")
+    if form == "dot":
+        workload = product(f"{kind}[64,256]", f"{weight}[96,256]")
+    else:
+        attrs = {"padding": 1, "data_layout": form[:4].upper(), "kernel_layout": "OIHW"}
+        data, packed = laid_out_shapes(attrs, (1, 64, 14, 14), (64, 64, 3, 3))
+        workload = convolution(f"{kind}[{data}]", f"{weight}[{packed}]", **attrs)
+    name = f"{workload.op}_{form}.cpu"
+    (space,) = (c.space for c in candidates(workload, target) if c.implementation == name)
     texts = [
-        lower(workload, target, candidate.implementation, candidate.space.fallback.replace(ahead=ahead))
+        lower(workload, target, name, space.fallback.replace(ahead=ahead))
         .compile(checks=False).executable.mod.inspect_source("s")
         for ahead in (False, True)
     ]
@@ -244,6 +251,25 @@ def test_output_channels_are_in_the_lanes_where_that_pays(image, weight, form):
         workload = convolution(f"{kind}[1,{image}]", f"{narrow}[{weight}]", padding=int(weight[-1]) // 2)
         found = [i for condition, i in evaluate(workload, ZEN5) if condition is None or condition.decide()]
         assert max(found, key=lambda i: i.plevel).name == f"{workload.op}_nchw_{form}.cpu"
+
+
+@pytest.mark.parametrize(
+    ("image", "weight", "ahead"),
+    [
+        ("512,7,7", "512,512,3,3", True), ("1024,14,14", "256,1024,1,1", True),
+        ("64,56,56", "64,64,3,3", False),  # the weight stays in the second level
+        ("2048,7,7", "512,2048,3,3", False),  # two panels leave no room there
+    ],
+)
+def test_untuned_panels_of_a_large_weight_are_prefetched(image, weight, ahead):
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    for layout, form in (("NCHW", "nchw_dot_direct"), ("NHWC", "nhwc_dot")):
+        attrs = {"padding": int(weight[-1]) // 2, "data_layout": layout, "kernel_layout": "OIHW"}
+        extents = [tuple(map(int, text.split(","))) for text in (f"1,{image}", weight)]
+        data, packed = laid_out_shapes(attrs, *extents)
+        workload = convolution(f"bfloat16[{data}]", f"bfloat16[{packed}]", **attrs)
+        (space,) = (c.space for c in candidates(workload, target) if c.implementation == f"conv2d_{form}.cpu")
+        assert space.fallback["ahead"] == ahead
 
 
 @pytest.mark.parametrize("threads", [2, 64])

@@ -18,6 +18,7 @@ from operator import or_
 from typing import Any
 
 from strategy.condition import ceildiv
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.dot import Dot, plevel_of, use_dot_of_words
 from strategy.cpu.tile import (
     ROWS,
@@ -55,6 +56,7 @@ from strategy.target import Target
 from strategy.types import TensorType
 
 _WINDOW = Knob("window", ["unrolled", "loops"])  # of places below each other
+_AHEAD = Knob("ahead", [False, True])
 _FEW = 8  # channels
 # Cycles to turn a vector of sums, to unfold one of words, and to begin a task.
 _TURNING, _UNFOLDING, _TASK = 4, 2, 1000
@@ -115,7 +117,7 @@ def add(
     level = 15 if _pays(words, Geometry.of(inputs, out_type), target) else 13
     strategy.add_implementation(
         partial(compute, words), partial(schedule, words), name, plevel_of(target, inputs[0].dtype, level),
-        space=partial(space, words), prepare=partial(prepare, words),
+        version=2, space=partial(space, words), prepare=partial(prepare, words),
     )
 
 
@@ -141,7 +143,8 @@ def space(
 ) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window and words, and tiles or lines per task.
 
-    The image is put into words before all tasks, or `by_task`, each those that it reads.
+    The image is put into words before all tasks, or `by_task`, each those that it reads. With `ahead` the next panel
+    of the weight is prefetched meanwhile.
     """
     geometry = Geometry.of(inputs, out_type)
     dot, is_flat, entries = words.dot, words.is_flat, int(geometry.batch) * geometry.groups
@@ -191,6 +194,7 @@ def space(
         seen = (p_block - 1) * attrs.strides[0] + (geometry.kernel_h - 1) * attrs.dilation[0] + 1
         # Few lines are put into words twice.
         once = o_block * width >= o and (is_flat or 4 * seen <= 5 * p_block * attrs.strides[0])
+        panel_bytes, panels = terms * width * 4, -(-o // width) * geometry.groups
         return {
             "rows": rows,
             "width": width,
@@ -200,6 +204,7 @@ def space(
             "p_block": p_block,
             "inner": "pixels",
             "by_task": once and by_task.has(True) and not words.unfolds,
+            "ahead": panels * panel_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
@@ -212,6 +217,7 @@ def space(
             Knob("p_block", heights),
             INNER,
             by_task,
+            _AHEAD,
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -223,7 +229,7 @@ def space(
         idle={
             **idle_window(geometry),
             "inner": one_order(
-                knob("o_block"), knob("p_block") * (1 if is_flat else ceildiv(across, knob("rows")))
+                knob("o_block"), knob("p_block") * (1 if is_flat else ceildiv(across, knob("rows"))), ahead=True
             ),
         },
     )
@@ -495,7 +501,17 @@ def schedule(words: Words, attrs: Conv2DAttrs, outs: Outs, target: Target, confi
         *_, out_o, out_p = sch.get_loops(output)
         vectorize(sch, out_p, min(turned_width(rows, lanes), lanes))
         sch.unroll(out_o)
-    _schedule_tile(sch, dot, tiles, task, config)
+    y, x, steps, lane = _schedule_tile(sch, dot, tiles, config)
+    if config["ahead"]:
+        window = int(sch.get(y).extent) * int(sch.get(x).extent)
+        has_sums = bool(dot.zero_points(attrs, str(outs.args[0].dtype))[0])
+        # Tiles of a line prefetch the same part.
+        prefetch_panels(
+            sch, inner[1], steps, panel=window * (words.count + has_sums) * width, around=(y, x),
+            step=width * integer(config, "unroll"), dtype="int32",
+            tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1,
+        )
+    use_dot_of_words(sch, dot, task, lane, broadcast="data")
     return sch
 
 
@@ -513,7 +529,8 @@ def _schedule_sums(sch: Any, stages: dict[str, Any], lanes: int) -> None:
     sch.parallel(sch.fuse(*sch.get_loops(windows)[:3]))
 
 
-def _schedule_tile(sch: Any, dot: Dot, tiles: Any, task: Any, config: Config) -> None:
+def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> tuple[Any, Any, Any, Any]:
+    """Schedule a tile's sums; return the loops over a panel, and that over lanes."""
     high, columns, y, x, words = sch.get_loops(tiles)[-5:]
     vectors, lane = sch.split(columns, [None, dot.lanes])
     outer, inner = sch.split(words, [None, integer(config, "unroll")])
@@ -522,4 +539,4 @@ def _schedule_tile(sch: Any, dot: Dot, tiles: Any, task: Any, config: Config) ->
     for loop in (*unrolled, inner, high, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, y))
-    use_dot_of_words(sch, dot, task, lane, broadcast="data")
+    return y, x, outer, lane

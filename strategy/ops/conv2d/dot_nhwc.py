@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from strategy.condition import ceildiv
+from strategy.cpu.ahead import fits_ahead, prefetch_panels
 from strategy.cpu.dot import Dot, use_dot
 from strategy.cpu.tile import (
     ROWS,
@@ -49,6 +50,7 @@ from strategy.types import TensorType
 
 _LAYOUT = "NHWC"
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
+_AHEAD = Knob("ahead", [False, True])
 
 
 def add(
@@ -63,7 +65,7 @@ def add(
         return
     form = Form.of(dot, attrs, weight)
     strategy.add_implementation(
-        partial(compute, form), partial(schedule, form), name, plevel, version=2,
+        partial(compute, form), partial(schedule, form), name, plevel, version=3,
         space=partial(space, form), prepare=partial(prepare, form),
     )
 
@@ -71,7 +73,10 @@ def add(
 def space(
     form: Form, attrs: Conv2DAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target
 ) -> ConfigSpace:
-    """Tile of `rows` pixels × `width` channels, unrolling over the window and words, tasks, and the copy."""
+    """Tile of `rows` pixels × `width` channels, unrolling over the window and words, tasks, and the copy.
+
+    With `ahead` the next panel of the weight is prefetched meanwhile.
+    """
     geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, _LAYOUT))
     dot, words = form.dot, form.words
     lanes, o = dot.lanes, geometry.out_channels
@@ -95,6 +100,8 @@ def space(
         shared = panels < 2 * target.threads
         unroll = largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w))
         window = geometry.kernel_h, 1 if form.in_rows else geometry.kernel_w
+        panel_bytes = 4 * window[0] * window[1] * words * width
+        weight_bytes = -(-o // width) * geometry.groups * panel_bytes
         return {
             "rows": rows,
             "width": width,
@@ -104,6 +111,7 @@ def space(
             "p_block": largest_divisor(p_blocks, count, -(-count // target.threads) if shared else count),
             "inner": "pixels",
             "copied": choices[-1],
+            "ahead": weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
@@ -116,6 +124,7 @@ def space(
             Knob("p_block", p_blocks),
             INNER,
             Knob("copied", choices),
+            _AHEAD,
         ],
         [
             register_constraint(target.vector_registers, lanes),
@@ -127,7 +136,7 @@ def space(
         idle={
             **idle_window(geometry),
             "inner": one_order(
-                knob("o_block"), knob("p_block") * (1 if form.is_flat else ceildiv(across, knob("rows")))
+                knob("o_block"), knob("p_block") * (1 if form.is_flat else ceildiv(across, knob("rows"))), ahead=True
             ),
         },
     )
@@ -257,7 +266,16 @@ def schedule(form: Form, attrs: Conv2DAttrs, outs: Outs, target: Target, config:
         store_tile(sch, block, dot.lanes)
     if "copied" in stages:
         schedule_padding(sch, stages["copied"], target.vector_bytes * dot.group // 4)
-    _schedule_tile(sch, dot, tiles, config)
+    y, x, words = _schedule_tile(sch, dot, tiles, config)
+    if config["ahead"]:
+        step, window = integer(config, "width") * dot.group, int(sch.get(y).extent) * int(sch.get(x).extent)
+        has_sums = bool(dot.zero_points(attrs, str(outs.args[0].dtype))[0])
+        # Tiles of a line prefetch the same part.
+        prefetch_panels(
+            sch, inner[1], words, panel=window * (form.words + has_sums) * step, around=(y, x),
+            step=step * integer(config, "unroll"), dtype=str(outs.args[1].dtype),
+            tiles=integer(config, "p_block") if config["inner"] == "pixels" else 1,
+        )
     use_dot(sch, dot, _dtype(dot, outs, config), task, sch.get_loops(tiles)[-2])
     return sch
 
@@ -267,7 +285,8 @@ def _dtype(dot: Dot, outs: Outs, config: Config) -> str:
     return dot.kept if config["copied"] else str(outs.args[0].dtype)
 
 
-def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> None:
+def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> tuple[Any, Any, Any]:
+    """Schedule a tile's sums; return the loops over a panel."""
     rows, columns, y, x, words, group = sch.get_loops(tiles)[-6:]
     vectors, lane = sch.split(columns, [None, dot.lanes])
     outer, inner = sch.split(words, [None, integer(config, "unroll")])
@@ -276,3 +295,4 @@ def _schedule_tile(sch: Any, dot: Dot, tiles: Any, config: Config) -> None:
     for loop in (*unrolled, inner, rows, vectors):
         sch.unroll(loop)
     unroll_tile(sch, sch.decompose_reduction(tiles, y))
+    return y, x, outer
