@@ -181,7 +181,15 @@ def one_order(outer: Any, inner: Any, *, ahead: bool = False) -> Clause:
 def best_tile(extents: Extents, target: Target, dtype: str, most: int = ROWS[-1]) -> tuple[int, int]:
     """The rows, `most` or fewer, and width of the fallback's tile: they waste little of shape, registers and loads."""
     lanes = lanes_of(target, dtype)
-    return best_tile_of(extents.rows, extents.n, lanes, target.vector_registers, target.multiply_adds, most)
+    return best_tile_of(extents.rows, extents.n, lanes, tile_registers(target), target.multiply_adds, most)
+
+
+def tile_registers(target: Target) -> int:
+    """The vector registers that the sums, numbers and weights of an untuned tile of floats may fill.
+
+    Without fused multiply-adds, two hold products that are not yet added: LLVM keeps more sums on the stack otherwise.
+    """
+    return target.vector_registers - (0 if target.is_arm or target.has("fma") else 2)
 
 
 def rows_in_place(row_bytes: int, target: Target) -> int:

@@ -130,6 +130,28 @@ def test_untuned_many_tiles_of_data_share_a_part_of_a_panel_that_stays_in_the_fi
     assert tuple(chosen.config[name] for name in ("depth", "rows", "m_block")) == (depth, rows, m_block)
 
 
+@pytest.mark.parametrize(
+    ("spec", "registers"),
+    [
+        ("-mcpu=x86-64-v2", 14), ("-mcpu=haswell -mattr=-fma", 14),
+        ("-mcpu=haswell", 16), ("-mcpu=skylake-avx512", 32), ("-mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", 32),
+    ],
+)
+def test_untuned_tiles_leave_registers_for_products_that_another_instruction_adds(spec: str, registers: int) -> None:
+    target = Target.parse(f"llvm {spec} -num-cores=2")
+    found = []
+    for m in (64, 96, 128, 197):
+        types = {"data": f"float32[{m},768]", "weight": "float32[768,768]"}
+        work = Workload.make("dense", types, constants=["weight"])
+        for candidate in candidates(work, target):
+            if candidate.implementation in ("dense_pack.cpu", "dense_large_m.cpu"):
+                assert candidate.space is not None
+                rows, width = (integer(candidate.space.fallback, name) for name in ("rows", "width"))
+                vectors = width * 4 // target.vector_bytes
+                found.append(rows * vectors + vectors + 1)
+    assert registers - 2 < max(found) <= registers
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (22016, 4096), (4096, 11008)])
 def test_untuned_blocks_leave_the_data_in_place_unless_a_copy_is_wider(n: int, k: int, dtype: str) -> None:

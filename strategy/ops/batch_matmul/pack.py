@@ -20,6 +20,7 @@ from strategy.cpu.tile import (
     register_constraint,
     round_up,
     schedule_tile,
+    tile_registers,
     up_to,
     usual_unroll,
     whole_blocks,
@@ -58,7 +59,7 @@ def space(
     lanes = lanes_of(target, accumulator(inputs[0].dtype))
 
     def fallback() -> dict[str, Any]:
-        rows, width = best_tile_of(m, n, lanes, target.vector_registers, target.multiply_adds)
+        rows, width = best_tile_of(m, n, lanes, tile_registers(target), target.multiply_adds)
         panels = -(-n // width)
         # A batch that is known at run time only is taken to be large.
         shared = batch.is_constant and int(batch) < target.threads

@@ -21,6 +21,7 @@ from strategy.cpu.tile import (
     largest_divisor,
     one_order,
     register_constraint,
+    tile_registers,
     tile_share,
     up_to,
     width_knob,
@@ -121,8 +122,8 @@ def space_of_columns(
                 and tasks(h) >= target.threads
             ]
 
-        rows, width = best_tile_of(o, geometry.pixels, lanes, target.vector_registers, target.multiply_adds)
-        narrow = best_tile_of(o, 2 * lanes, lanes, target.vector_registers, target.multiply_adds)
+        rows, width = best_tile_of(o, geometry.pixels, lanes, tile_registers(target), target.multiply_adds)
+        narrow = best_tile_of(o, 2 * lanes, lanes, tile_registers(target), target.multiply_adds)
         if of_words and width == lanes < geometry.pixels and target.multiply_adds > 1:
             rows, width = narrow  # one vector would load a word for each instruction, of which a cycle begins two
         if not in_cache(width) and in_cache(narrow[1]):

@@ -28,6 +28,7 @@ from strategy.cpu.tile import (
     round_up,
     rows_in_place,
     schedule_tile,
+    tile_registers,
     tile_share,
     up_to,
     usual_unroll,
@@ -118,7 +119,7 @@ def space(
     def fallback() -> dict[str, Any]:
         offered = [v for v in VECTORS if wide.has(v * lanes)]
         high = ROWS[-1] if packs else rows_in_place(extents.k * size, target)
-        fitting = [(r, v) for r in ROWS for v in offered if r <= high and r * v + v < target.vector_registers]
+        fitting = [(r, v) for r in ROWS for v in offered if r <= high and r * v + v < tile_registers(target)]
         (_, depth, m_block, n_block), rows, vectors = max((blocks(r, v), r, v) for r, v in fitting)
         return {
             "rows": rows,
