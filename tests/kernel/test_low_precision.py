@@ -272,6 +272,25 @@ def test_untuned_panels_of_a_large_weight_are_prefetched(image, weight, ahead):
         assert space.fallback["ahead"] == ahead
 
 
+@pytest.mark.parametrize(
+    ("image", "weight"),
+    [("224,224,3", "64,3,7,7"), ("56,56,64", "64,64,3,3"), ("28,28,96", "96,96,3,3"), ("14,14,256", "1024,256,1,1")],
+)
+def test_untuned_no_line_of_the_cache_is_written_by_two_tasks(image, weight):
+    """Such threads wait for each other, where images have their channels last and numbers of 8 bits."""
+    out, _, high, _ = map(int, weight.split(","))
+    for threads in (2, 16):
+        for kind, narrow, size in (("uint8", "int8", 1), ("bfloat16", "bfloat16", 2)):
+            attrs = {"padding": high // 2, "data_layout": "NHWC", "kernel_layout": "OIHW"}
+            workload = convolution(f"{kind}[1,{image}]", f"{narrow}[{weight}]", **attrs)
+            name, target = f"{workload.op}_nhwc_dot.cpu", ZEN5.with_threads(threads)
+            (space,) = (c.space for c in candidates(workload, target) if c.implementation == name)
+            found = space.fallback
+            assert space.contains(found)
+            written = found["o_block"] * found["width"]
+            assert written * size % 64 == 0 or written >= out
+
+
 @pytest.mark.parametrize("threads", [2, 64])
 def test_untuned_tasks_keep_all_threads_at_work(threads):
     target = ZEN5.with_threads(threads)

@@ -6,6 +6,7 @@ tile is `rows` pixels of a line × `width` channels; where windows are of one pi
 copied where it is padded, where the channels of a group end within a word, and, if it pays, where the instruction takes
 numbers of the other sign. Zero points are taken off by sums of the weight's rows and of windows.
 """
+# Over 300 lines: one implementation, whose space, sums and schedule share its form.
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from strategy.condition import ceildiv
-from strategy.cpu.ahead import fits_ahead, prefetch_panels
+from strategy.cpu.ahead import LINE_BYTES, fits_ahead, prefetch_panels
 from strategy.cpu.dot import Dot, use_dot
 from strategy.cpu.tile import (
     ROWS,
@@ -51,6 +52,7 @@ from strategy.types import TensorType
 _LAYOUT = "NHWC"
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
+_BALANCED = 0.9  # of the time of all threads, that they work: more is worth no smaller tasks
 
 
 def add(
@@ -96,19 +98,32 @@ def space(
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(across, o, lanes, target.vector_registers, target.multiply_adds)
-        panels, count = -(-o // width) * geometry.groups * int(geometry.batch), parts(rows)
-        shared = panels < 2 * target.threads
+        panels, count = -(-o // width), parts(rows)
+        # Threads that write parts of one cache line, each a panel's channels of the same pixels, wait for each other:
+        # a first layer of 8 bits did most of its time.
+        whole = (b for b in o_blocks if panels % b == 0 and b * width * 4 // dot.group % LINE_BYTES == 0)
+        o_block = next(whole, panels if panels in o_blocks else 1)
+        entries = panels // o_block * geometry.groups * int(geometry.batch)
+
+        def share(p_block: int) -> float:
+            """The share of time that threads are at work on tasks."""
+            tasks = entries * (count // p_block)
+            return tasks / (-(-tasks // target.threads) * target.threads)
+
+        p_block = largest_divisor(p_blocks, count, count)
+        if entries < 2 * target.threads:
+            p_block = max((b for b in p_blocks if count % b == 0), key=lambda b: (min(share(b), _BALANCED), b))
         unroll = largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w))
         window = geometry.kernel_h, 1 if form.in_rows else geometry.kernel_w
         panel_bytes = 4 * window[0] * window[1] * words * width
-        weight_bytes = -(-o // width) * geometry.groups * panel_bytes
+        weight_bytes = panels * geometry.groups * panel_bytes
         return {
             "rows": rows,
             "width": width,
             "window": usual_window("rows", window, rows * width // lanes * unroll),
             "unroll": unroll,
-            "o_block": 1,
-            "p_block": largest_divisor(p_blocks, count, -(-count // target.threads) if shared else count),
+            "o_block": o_block,
+            "p_block": p_block,
             "inner": "pixels",
             "copied": choices[-1],
             "ahead": weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
