@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,12 +27,15 @@ from strategy.record import ErrorKind, WireError, convert
 from strategy.table import show_number
 from workers.reference import numpy_dtype
 
-# Bytes on each side; stray accesses are rarely further away. As many as a huge page has, so that what lies between
-# them may be of huge pages as other memory is.
-_GUARD = 1 << 21
+# Least bytes on each side. A larger array has as many as it has itself, beyond which no index leads that is a row, an
+# image or a matrix too far. Whole huge pages, so that what lies between them may be of huge pages as other memory is.
+_GUARD = 1 << 26
+_HUGE = 1 << 21
 _KEPT_BYTES = 1 << 27  # of regions that nothing uses
 _NONE = 0  # PROT_NONE
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_FAILED = ctypes.c_void_p(-1).value
 # Differs from all of its shifts, so that copying one canary cannot repair another.
 _NOISE = np.random.default_rng(0).integers(0xF1, 0x100, (1 << 16, 2), np.uint8)
 _NOISE[:, 1] = 0xFF
@@ -117,13 +121,9 @@ class Region:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = _whole_pages(capacity)
-        self._memory = mmap.mmap(
-            -1, self.capacity + 2 * _GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._start = start + _GUARD
-        for guard in (start, self._start + self.capacity):
-            _protect(guard, _GUARD, _NONE)
+        self._guard = max(_GUARD, -(-self.capacity // _HUGE) * _HUGE)
+        self._memory = _map(self.capacity, self._guard)
+        self._start = self._memory.ctypes.data
 
     def protect(self) -> None:
         """Make its buffers read-only, for good."""
@@ -143,18 +143,28 @@ class Region:
             raise ValueError(f"{name} has {size} bytes: the region has {self.capacity}")
         begin = 0 if placement is Placement.BEGIN else (self.capacity - size) // ALIGNMENT * ALIGNMENT
         end = begin + size
-        before = self._bytes(max(0, begin - mmap.PAGESIZE), begin)
-        behind = self._bytes(end, min(self.capacity, end + mmap.PAGESIZE))
+        before = self._memory[max(0, begin - mmap.PAGESIZE) : begin]
+        behind = self._memory[end : min(self.capacity, end + mmap.PAGESIZE)]
         canaries = _canary(before), _canary(behind)
         span = Span(
-            name, self._start + begin, self._start + end, self._start - _GUARD,
-            self._start + self.capacity + _GUARD,
+            name, self._start + begin, self._start + end, self._start - self._guard,
+            self._start + self.capacity + self._guard,
         )
-        array: NDArray[Any] = np.ndarray(shape, kind, self._memory, _GUARD + begin)
+        array: NDArray[Any] = np.ndarray(shape, kind, self._memory, begin)
         return Buffer(name, array, dtype, span, self, before, behind, canaries)
 
-    def _bytes(self, begin: int, end: int) -> NDArray[np.uint8]:
-        return np.ndarray((end - begin,), np.uint8, self._memory, _GUARD + begin)
+
+def _map(capacity: int, guard: int) -> NDArray[np.uint8]:
+    """Fresh memory with inaccessible pages on both sides, which take addresses alone; freed with its last view."""
+    size = ctypes.c_size_t(capacity + 2 * guard)
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    begin = _libc.mmap(None, size, _NONE, kind, -1, ctypes.c_long(0))
+    if begin == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_uint8 * capacity).from_address(begin + guard)
+    weakref.finalize(memory, _libc.munmap, ctypes.c_void_p(begin), size).atexit = False  # others may still use it
+    _protect(begin + guard, capacity, mmap.PROT_READ | mmap.PROT_WRITE)
+    return np.ctypeslib.as_array(memory)
 
 
 def _protect(address: int, size: int, access: int) -> None:

@@ -6,8 +6,11 @@ import ctypes
 import faulthandler
 import mmap
 import os
+import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,6 +76,38 @@ def test_the_page_before_the_beginning_is_inaccessible(shape: tuple[int, ...]) -
     for address in (buffer.pointer - 1, buffer.pointer - 100_000):
         assert died(lambda a=address: ctypes.string_at(a, 1)) == signal.SIGSEGV
         assert died(lambda a=address: ctypes.memset(a, 0, 1)) == signal.SIGSEGV
+
+
+@pytest.mark.parametrize("placement", Placement)
+@pytest.mark.parametrize("rows", [4, 400])
+def test_an_array_away_nothing_is_accessible(rows: int, placement: Placement) -> None:
+    buffer = allocate("data", (rows, 1 << 18), "float32", placement)  # rows of 1 MiB
+    bytes_ = buffer.array.nbytes
+    outside = ErrorKind.OUT_OF_BOUNDS
+    for address, where in (
+        (buffer.span.end + bytes_ - 1, "past the end"), (buffer.span.begin - bytes_, "before the beginning"),
+    ):
+        assert locate([buffer.span], address) == (outside, f"it accesses memory {bytes_} bytes {where} of data")
+        assert died(lambda a=address: ctypes.string_at(a, 1)) == signal.SIGSEGV
+        assert died(lambda a=address: ctypes.memset(a, 0, 1)) == signal.SIGSEGV
+
+
+def test_guards_count_as_no_memory() -> None:
+    """A child's limit is of what it can write."""
+
+    def use() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE  # what it can write
+        resource.setrlimit(resource.RLIMIT_DATA, (used + (48 << 20),) * 2)
+        for _ in range(3):
+            allocate("data", (32 << 20,), "uint8").array[...] = 1  # one after the other: each is freed
+        os._exit(7)
+
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            use()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 @pytest.mark.parametrize("placement", Placement)
