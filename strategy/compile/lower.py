@@ -265,9 +265,13 @@ def _type_text(tensor: Any, kind: Any = None) -> str:
     from tvm import tirx
 
     known = tensor.shape if kind is None else kind.shape
-    plain = (tirx.IntImm, tirx.Var)
-    extents = (str(e) if isinstance(e, plain) else _show(d) for e, d in zip(tensor.shape, known, strict=True))
-    return f"{tensor.dtype}[{','.join(extents)}]"
+
+    def text(extent: Any, dim: Any) -> str:
+        if isinstance(extent, tirx.IntImm):
+            return str(int(extent))  # TVM writes one of 64 bits with its type
+        return str(extent) if isinstance(extent, tirx.Var) else _show(dim)
+
+    return f"{tensor.dtype}[{','.join(map(text, tensor.shape, known))}]"
 
 
 def _transform_function(source: Any, packed: Any, target: Target) -> Any:

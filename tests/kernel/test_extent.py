@@ -1,4 +1,4 @@
-"""Extents beyond 32 bits are refused by their names where TVM makes no code of them."""
+"""Extents beyond 32 bits, which are refused by their names where TVM makes no code of them."""
 
 from __future__ import annotations
 
@@ -40,3 +40,9 @@ def test_an_extent_beyond_32_bits_is_named(
     assert said.startswith(f"{implementation}: {extent} = ")
     assert f"exceeds {MOST}" in said
     assert "\n" not in said
+
+
+def test_an_argument_with_an_extent_beyond_32_bits_has_its_type() -> None:
+    workload = Workload.make("negative", {"data": f"int8[{FAR}]"})
+    assert {a.type for a in lower(workload, CPU, "elementwise.cpu").arguments} == {f"int8[{FAR}]"}
+    assert lower(workload, CPU, "elementwise.cpu").arguments[0].tensor.concrete_shape == (FAR,)
