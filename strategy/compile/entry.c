@@ -115,3 +115,14 @@ static inline Tensor *tensor_of(const Any *a) {
   return a->type_index == TENSOR_OBJECT ? (Tensor *)((char *)a->v.p + OBJECT_HEADER) : NULL;
 }
 static inline Any any_of(Tensor *t) { Any a = {DLTENSOR_POINTER, 0, {.p = t}}; return a; }
+/* -1 for a buffer with elements that is not aligned: a vector that is read or written there would end the process. */
+static inline int _plevel_unaligned(const Any *args, int32_t count) {
+  for (int32_t i = 0; i < count; ++i) {
+    const Tensor *t = tensor_of(&args[i]);
+    int64_t size = 1;
+    for (int32_t d = 0; t && d < t->ndim; ++d) size *= t->shape[d];
+    if (t && size && ((uintptr_t)t->data + t->byte_offset) % PLEVEL_ALIGNMENT)
+      return _plevel_refuse("a buffer is not aligned as the header says: allocate it by aligned_alloc, or copy it");
+  }
+  return 0;
+}

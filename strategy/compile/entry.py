@@ -176,7 +176,7 @@ class Entry:
             f"int __tvm_ffi_{self.prefix}main{_TYPE} PLEVEL_SHOWN;",
             f"int __tvm_ffi_{self.prefix}main(void *_self, const Any *_args, int32_t _count, Any *_result) {{",
             f'  if (_count != {len(self.parameters)}) return _plevel_refuse("{op}: expected {count}: see the header");',
-            "  if (_plevel_ready()) return -1;",
+            f"  if (_plevel_ready() || _plevel_unaligned(_args, {len(self.parameters)})) return -1;",
         ]
         for dim, (argument, axis) in self.dims.items():
             lines += [
@@ -242,10 +242,11 @@ class Entry:
             *c_tensor("_from", c_name(p.argument.name), self._source_type(p)),
             *c_tensor("_to", p.name, p.argument.tensor),
             "  Any _args[2] = {any_of(&_from), any_of(&_to)}, _result = {0};",
+            "  if (_plevel_unaligned(_args, 2)) return -1;",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(NULL, _args, 2, &_result);",
             "}",
             f"int __tvm_ffi_prepare_{p.name}(void *self, const Any *args, int32_t count, Any *result) {{",
-            "  if (_plevel_ready()) return -1;",
+            "  if (_plevel_ready() || _plevel_unaligned(args, count)) return -1;",
             f"  return __tvm_ffi_row{p.row}_{p.argument.preparation}(self, args, count, result);",
             "}",
         ]

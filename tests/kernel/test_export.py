@@ -467,6 +467,34 @@ def test_no_extent_is_0_and_a_wrong_call_says_what_is_wrong(tmp_path: Path) -> N
             main(*arguments)
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_buffer_that_is_not_aligned_is_refused(place: int, tmp_path: Path) -> None:
+    """Vectors are read and written at multiples of the alignment: elsewhere they end the process."""
+    import tvm
+    from tvm_ffi import from_dlpack
+
+    export_library(dense(5), [LibraryRow(lower(dense(5), TARGET, "dense_pack.cpu"))], tmp_path / "libdense.so")
+    library, module = ctypes.CDLL(str(tmp_path / "libdense.so")), tvm.runtime.load_module(str(tmp_path / "libdense.so"))
+    packed = prepared_shape((tmp_path / "libdense.h").read_text())
+    for function, main, shapes in (
+        (library.plevel_dense, module["main"], ((5, K), packed, (5, N))),
+        (library.plevel_dense_prepare_weight_packed, module["prepare_weight_packed"], ((N, K), packed)),
+    ):
+        arrays = []
+        for number, shape in enumerate(shapes):
+            size = int(np.prod(shape))
+            arrays.append(aligned((size + 1,))[number == place :][:size].reshape(shape))
+        assert function(*(ctypes.c_void_p(a.ctypes.data) for a in arrays)) == -1
+        with pytest.raises(ValueError, match="a buffer is not aligned as the header says: allocate it by"):
+            main(*(from_dlpack(a, require_alignment=1) for a in arrays))
+
+
+def test_a_buffer_without_elements_may_be_anywhere(tmp_path: Path) -> None:
+    workload = Workload.make("relu", {"data": "float32[0,4]"})
+    export_library(workload, [LibraryRow(lower(workload, TARGET, "broadcast.cpu"))], tmp_path / "librelu.so")
+    assert ctypes.CDLL(str(tmp_path / "librelu.so")).plevel_relu(ctypes.c_void_p(4), ctypes.c_void_p(8)) == 0
+
+
 def test_tvm_loads_it_as_a_module(tmp_path: Path) -> None:
     import tvm
 
@@ -512,7 +540,11 @@ def test_a_vendor_library_is_linked_in(tmp_path: Path) -> None:
     script = f"""
 import ctypes, numpy as np
 library = ctypes.CDLL({str(tmp_path / "libdense.so")!r})
-x, w, y = np.ones((5, {K}), 'f'), np.ones(({N}, {K}), 'f'), np.zeros((5, {N}), 'f')
+def ones(*shape):
+    raw = np.ones(shape[0] * shape[1] + 16, 'f')
+    begin = -raw.ctypes.data % 64 // 4
+    return raw[begin : begin + shape[0] * shape[1]].reshape(shape)
+x, w, y = ones(5, {K}), ones({N}, {K}), ones(5, {N})
 assert library.plevel_dense(*(ctypes.c_void_p(a.ctypes.data) for a in (x, w, y))) == 0
 assert (y == {K}).all()
 """
