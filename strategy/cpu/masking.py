@@ -29,11 +29,17 @@ _ELEMENTWISE = frozenset(
 )
 _CHOICE = "plevel.choice"
 _SAME = "plevel_same"
+_NARROW = "plevel_narrow"
 # LLVM (to 22 at least) makes a store of one lane, if the mask is constant and the value narrowed to it, one of the wide
 # value: beyond the lane, and the buffer. So it must not see that a mask of integers is constant.
 _NOT_CONSTANT = f"""
 define linkonce_odr hidden i32 @{_SAME}(i32 %x) alwaysinline nounwind {{
   %r = call i32 asm "", "=r,0"(i32 %x)
+  ret i32 %r
+}}
+define linkonce_odr hidden i32 @{_NARROW}(i64 %x) alwaysinline nounwind {{
+  %t = trunc i64 %x to i32
+  %r = call i32 asm "", "=r,0"(i32 %t)
   ret i32 %r
 }}
 """
@@ -97,7 +103,7 @@ def _masked(loop: Any, analyzer: Any) -> Any:
         lanes.declared.clear()
     if lanes.declared:
         statement = tirx.SeqStmt([*lanes.declared, statement])
-    if _calls(statement, _SAME):
+    if _calls(statement, _SAME) or _calls(statement, _NARROW):
         statement = tirx.AttrStmt(loop.loop_var, "pragma_import_llvm", ir.StringImm(_NOT_CONSTANT), statement)
     for condition in reversed(scalar):
         statement = tirx.IfThenElse(condition, statement, None)
@@ -117,7 +123,7 @@ def _counted(body: Any, conditions: list[Any], lanes: _Lanes) -> Any:
         return None
     if not limits or not all(is_end for is_end, _ in limits):
         return None
-    ends = [tirx.max(tirx.min(left, lanes.count), 0).astype("int32") for _, left in limits]
+    ends = [_narrowed(tirx.max(tirx.min(left, lanes.count), 0)) for _, left in limits]
     turns = tirx.call_pure_extern("int32", _SAME, reduce(tirx.min, ends))
     dtype = str(lanes.variable.ty.dtype)
     return tirx.For(lanes.variable, tirx.const(0, dtype), turns.astype(dtype), tirx.ForKind.SERIAL, body)
@@ -214,11 +220,11 @@ class _Lanes:
         if not self._fits(first):
             first = tirx.max(first, 0)
         if hidden:
-            first = tirx.call_pure_extern("int32", _SAME, first.astype("int32"))
+            first = tirx.call_pure_extern("int32", _SAME, _narrowed(first))
         ramp = tirx.Ramp(tirx.const(0, "int32"), 1, self.count)
         if is_end:
-            return ramp < tirx.Broadcast(first.astype("int32"), self.count)
-        return ramp >= tirx.Broadcast(tirx.max(first, 0).astype("int32"), self.count)
+            return ramp < tirx.Broadcast(_narrowed(first), self.count)
+        return ramp >= tirx.Broadcast(_narrowed(tirx.max(first, 0)), self.count)
 
     def _fits(self, number: Any) -> bool:
         """True if a number of 64 bits provably has no more than 32."""
@@ -439,6 +445,18 @@ class _Lanes:
             part = tirx.Shuffle([mask, nowhere], [tirx.const(n, "int32") for n in chosen])
             result = part if result is None else tirx.Or(result, part)
         return nowhere if result is None else result
+
+
+def _narrowed(number: Any) -> Any:
+    """A number that 32 bits hold, in 32 bits.
+
+    TVM moves a conversion to all that a number is made of, and fails at what these bits do not hold.
+    """
+    from tvm import tirx
+
+    if str(number.ty.dtype) == "int64" and any(abs(int(n)) >= 1 << 31 for n in find(number, tirx.IntImm)):
+        return tirx.call_pure_extern("int32", _NARROW, number)
+    return number.astype("int32")
 
 
 def _is_reinterpreted(expression: Any, dtype: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from strategy.compile.extent import MOST
 from strategy.compile.lower import lower
 from strategy.fault import InstantiationError
+from strategy.op_strategy import candidates
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -46,3 +47,14 @@ def test_an_argument_with_an_extent_beyond_32_bits_has_its_type() -> None:
     workload = Workload.make("negative", {"data": f"int8[{FAR}]"})
     assert {a.type for a in lower(workload, CPU, "elementwise.cpu").arguments} == {f"int8[{FAR}]"}
     assert lower(workload, CPU, "elementwise.cpu").arguments[0].tensor.concrete_shape == (FAR,)
+
+
+@pytest.mark.parametrize(("op", "data", "attrs"), [
+    ("negative", f"float32[70001,{FAR // 70000}]", {}), ("cast", f"bool[{FAR + 17}]", {"dtype": "int8"}),
+    ("reverse", f"int8[70001,{FAR // 70000}]", {"axis": 1}), ("pad", f"int8[{FAR + 17}]", {"pad_width": [[17, 3]]}),
+])
+def test_a_bound_beyond_32_bits_is_compiled(op: str, data: str, attrs: dict[str, Any]) -> None:
+    """The lanes in use before it are few, as is their number in 32 bits."""
+    workload = Workload.make(op, {"data": data}, attrs)
+    for candidate in candidates(workload, CPU):
+        lower(workload, CPU, candidate.implementation).compile(checks=False)
