@@ -97,6 +97,8 @@ def register_binary(
 
         def plain(x: Any, y: Any) -> Any:
             function = getattr(topi, name)
+            if dtype == "bool":  # TVM compares bools as floating-point numbers, which LLVM refuses
+                x, y = topi.cast(x, "int8"), topi.cast(y, "int8")
             return function(x, y) if out_dtype else wrapping(function, (x, y), dtype)
 
         use = chosen or plain
@@ -298,11 +300,12 @@ minimum = register_binary(
     numpy_function("minimum"), _choice_grad(lambda orig: less(*orig.args)), element=smaller,
 )
 equal = register_binary(
-    "equal", "True where elements are equal.", operator.eq, require=require_any, out_dtype="bool", real=_equals
+    "equal", "True where elements are equal.", operator.eq, require=require_any, out_dtype="bool", real=_equals,
+    changes=1,
 )
 not_equal = register_binary(
     "not_equal", "True where elements differ, as NaN does from itself.", operator.ne, require=require_any,
-    out_dtype="bool", real=_differ,
+    out_dtype="bool", real=_differ, changes=1,
 )
 
 

@@ -87,6 +87,8 @@ CASES = [
     ("divide", {"lhs": "float32[]", "rhs": "float32[3]"}, {}),
     ("maximum", {"lhs": "float32[300,77]", "rhs": "float32[77]"}, {}),
     ("equal", {"lhs": "int32[5,7]", "rhs": "int32[7]"}, {}),
+    ("equal", {"lhs": "bool[5,67]", "rhs": "bool[67]"}, {}),
+    ("not_equal", {"lhs": "bool[5,64]", "rhs": "bool[5,64]"}, {}),
     ("greater", {"lhs": "float32[50,70]", "rhs": "float32[70]"}, {}),
     *((op, {"data": "float32[13,129]"}, {}) for op in ("erf", "gelu")),
     *((op, {"data": "float64[13,9]"}, {}) for op in ("erf", "gelu")),
