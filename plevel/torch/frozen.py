@@ -1,7 +1,7 @@
 """Access to Inductor's frozen graph: constants folded, batch norms gone, products not yet packed.
 
 No public hook is called there. Inductor's lists of pattern passes over frozen graphs are applied in
-order, so the first of them is wrapped.
+order, so the function of the first of them is wrapped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -27,23 +27,19 @@ Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # tensors that a call cha
 WRITES = "it changes its inputs or the model's buffers, as a cache or a batch norm in training mode does"
 
 
-class _Visited:
-    """A pattern pass that first shows the graph to the visitor of this thread."""
+def _showing(apply: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function of a pattern pass, which first shows the graph to the visitor of this thread."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def apply(self, graph: Any) -> Any:
+    def show(graph: Any) -> Any:
         visit: Visit | None = getattr(_active, "visit", None)
         if visit is not None:
             owner = graph.owning_module if isinstance(graph, Graph) else graph
             # Inductor traces with fake tensors: constants are packed for real.
             with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
                 visit(owner)
-        return self.inner.apply(graph)
+        return apply(graph)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    return show
 
 
 @contextmanager
@@ -53,8 +49,8 @@ def visiting(visit: Visit) -> Iterator[None]:
 
     freezing_patterns.lazy_init()
     first = freezing_patterns.pass_patterns[0]
-    if not isinstance(first, _Visited):
-        freezing_patterns.pass_patterns[0] = _Visited(first)
+    if "apply" not in vars(first):  # the pass itself stays, as other packages register patterns in it later
+        first.apply = _showing(partial(type(first).apply, first))
     before = getattr(_active, "visit", None)
     _active.visit = visit
     try:

@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 
@@ -759,6 +760,7 @@ def test_a_graph_that_another_thread_compiles_is_frozen_too():
     assert "weight=float32[24,16]:const" in str(report)
 
 
+
 @pytest.mark.full
 def test_guards_on_modules_can_be_left_out_without_mixing_up_models():
     entries = []
@@ -826,6 +828,7 @@ def test_attention_with_heads_of_a_symbolic_size_stays_inductors():
         warnings.filterwarnings("error", "plevel")
         close(torch.compile(attend, backend=plevel, options=ALL, dynamic=True)(HEADS), attend(HEADS))
     assert explain()[-1].rows == ()
+
 
 
 def test_a_convolution_of_all_batch_sizes():
@@ -917,6 +920,23 @@ def test_a_graph_that_is_traced_again_is_no_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("plevel.torch.backend._compile", again)
     with torch.inference_mode(), pytest.raises(RestartAnalysis):
         plevel(torch.fx.symbolic_trace(models.Block()), [torch.randn(8, 64)])
+
+
+def test_other_packages_may_register_patterns_of_inductors_later(monkeypatch: pytest.MonkeyPatch):
+    from torch._inductor.fx_passes import freezing_patterns
+    from torch._inductor.pattern_matcher import Arg, CallFunction
+
+    freezing_patterns.lazy_init()
+    first, sign, seen = freezing_patterns.pass_patterns[0], torch.ops.aten.sign.default, []
+    monkeypatch.setattr(first, "patterns", defaultdict(list, first.patterns))
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(sign, (graph.placeholder("x"),)))
+    module = torch.fx.GraphModule({}, graph)
+    with frozen.visiting(seen.append):
+        register = freezing_patterns.register_freezing_graph_pattern(CallFunction(sign, Arg()))
+        register(lambda match, x: seen.append(match.output_node().target))
+        freezing_patterns.pass_patterns[0].apply(module.graph)
+    assert seen == [module, sign]
 
 
 def test_an_error_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch):
