@@ -23,6 +23,7 @@ from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, tls
 from torch._dynamo.utils import get_static_address_type
 from torch._dynamo.variables import builder
+from torch._dynamo.variables.invoke_subgraph import InvokeSubgraphHigherOrderVariable
 from torch._guards import Guard, GuardSource, TracingContext
 from torch._subclasses.fake_tensor import get_plain_tensors
 from torch.fx import GraphModule
@@ -51,6 +52,7 @@ Stamps = Sequence[tuple[torch.Tensor, Stamp]]
 def freeze_for(backend: Callable[..., Any]) -> None:
     """Have Dynamo freeze the graphs that a backend is going to compile without gradients."""
     always, wrap = builder.is_parameter_freezing, builder.VariableBuilder.wrap_tensor
+    region = InvokeSubgraphHigherOrderVariable._call_function
 
     def is_freezing() -> bool:
         if always():
@@ -72,8 +74,13 @@ def freeze_for(backend: Callable[..., Any]) -> None:
             if is_marked and get_static_address_type(value) is None:
                 mark_static_address(value)
 
+    def call_region(self: Any, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        # Weights are inputs of a region that is a graph of its own, and Dynamo takes no constants for these.
+        return args[0].call_function(tx, args[1:], kwargs) if is_freezing() else region(self, tx, args, kwargs)
+
     builder.is_parameter_freezing = is_freezing
     builder.VariableBuilder.wrap_tensor = wrap_tensor
+    InvokeSubgraphHigherOrderVariable._call_function = call_region
 
 
 def _is_last(code: CodeType) -> bool:

@@ -760,6 +760,14 @@ def test_a_graph_that_another_thread_compiles_is_frozen_too():
     assert "weight=float32[24,16]:const" in str(report)
 
 
+def test_regions_that_dynamo_would_compile_once_have_kernels():
+    block = models.Block().eval()
+    region = torch.compiler.nested_compile_region(block)
+    x = torch.randn(8, 64)
+    with torch.inference_mode():
+        close(compiled(lambda x: region(region(x)))(x), block(block(x)))
+    assert explain()[-1].replaced == 4
+
 
 @pytest.mark.full
 def test_guards_on_modules_can_be_left_out_without_mixing_up_models():
