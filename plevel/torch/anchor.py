@@ -118,6 +118,8 @@ def _dense(reader: Reader, data: Any, weight: Any) -> tuple[Call, ...] | None:
         return None
     if constant(reader.module, weight) is not None:
         return (call("dense", reader.read(data), reader.read(weight, (1, 0))),)
+    if not is_static(weight):
+        return None  # a sum over a symbolic size has no kernel
     turned = _turned(reader, weight, (1, 0))
     return None if turned is None else (call("dense", reader.read(data), turned),)
 

@@ -838,6 +838,17 @@ def test_attention_with_heads_of_a_symbolic_size_stays_inductors():
     assert explain()[-1].rows == ()
 
 
+def test_a_product_that_sums_over_a_symbolic_size_stays_inductors():
+    def gram(x):
+        return x @ x.t()
+
+    x = torch.randn(8, 30)
+    torch._dynamo.mark_dynamic(x, 1)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "plevel")
+        close(compiled(gram)(x), gram(x))
+    assert explain()[-1].rows == ()
+
 
 def test_a_convolution_of_all_batch_sizes():
     torch.manual_seed(7)
