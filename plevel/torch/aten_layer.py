@@ -89,6 +89,12 @@ def _convolution(
     )
 
 
+@register("_int_mm.default")
+def _integer_product(x: Expr, y: Expr) -> Expr:
+    """A product of signed bytes, in int32."""
+    return call("qdense", x, layer.swap(y))
+
+
 @register("_weight_int8pack_mm.default")
 def _weight_only(x: Expr, weight: Constant, scales: Expr) -> Expr:
     """A product with a weight of signed bytes, a scale for each of its rows."""

@@ -273,6 +273,10 @@ COMPUTED = {
     "weights of bytes": (
         lambda x: torch._weight_int8pack_mm(x, BYTES, SCALES), X.repeat(1, 8).bfloat16()
     ),
+    "products of bytes": (
+        lambda x, y: (torch._int_mm(x, BYTES.t()), torch._int_mm(x, y.t()), torch._int_mm(x, y.t().contiguous())),
+        BYTES[:3].flip(1), BYTES.flip(0).clone(),
+    ),
     "elements by index": (
         lambda x, i: (
             x.gather(1, i), x.gather(0, i[:2]), x[torch.tensor([1, -1])], x[:, i[0]], x[i[0], i[1] - 2], x[i[:, :1]],
