@@ -30,7 +30,7 @@ from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
 from plevel.torch.control import MOST_UNROLLED, Run, control_of
-from plevel.torch.frozen import is_dense
+from plevel.torch.frozen import is_dense, is_mask
 from plevel.torch.joining import join_sizes
 from plevel.torch.quantization import quantized_parts
 from plevel.torch.reach import find_reached, limited
@@ -513,7 +513,21 @@ def run_program(
         place = f" at sizes {'×'.join(map(str, sizes))}" if sizes else ""
         taken = "its example inputs" if program.example_inputs else "random inputs, as it has no examples"
         raise UnfitError(f"PyTorch does not take {taken}{place}: {reason}") from error
-    return Reference(_arrays(given), _arrays(outputs), values)
+
+    def moved(part: float) -> list[Any]:
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            return _arrays(torch.fx.Interpreter(plain.graph_module).run(*(_moved(x, part, random) for x in inputs)))
+
+    return Reference(_arrays(given), _arrays(outputs), values, moved=moved)
+
+
+def _moved(x: Any, part: float, random: torch.Generator) -> Any:
+    """A tensor whose numbers are off by a part of them, up or down; integers, masks and numbers of 8 bits stay."""
+    is_real = isinstance(x, torch.Tensor) and x.is_floating_point() and x.element_size() > 1
+    if not is_real or is_mask(x):
+        return x
+    return x.detach() * (1 + part * torch.randn(x.shape, generator=random).sign().to(x.dtype))
 
 
 def _drawn(like: Any, at: Binding, random: torch.Generator) -> Any:

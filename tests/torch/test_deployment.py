@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -525,6 +526,29 @@ def test_a_wrong_value_is_found_and_named_and_the_library_removed(
     assert "the worst value is relu (5.0e-01)" in said
     assert ("--no-verify" in said) == (not option)
     assert not list(tmp_path.glob("model.[shj]*"))
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return x.round().sum(-1)
+
+
+@pytest.mark.parametrize(("model", "change", "code"), [
+    (Rounded(), lambda reference: reference.moved(-1e-5), 0),
+    (nn.Linear(4, 4), lambda reference: [1.005 * reference.outputs[0]], 1),
+])
+def test_outputs_may_differ_where_the_models_own_jump(
+    model: nn.Module, change: Callable[[Any], Any], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves = torch.arange(64.0).view(16, 4) + 100.5
+    path = save(tmp_path / "model.pt2", model.eval(), (halves,))
+
+    def changed(*given: Any) -> Any:
+        reference = run_program(*given)
+        return replace(reference, outputs=change(reference))
+
+    monkeypatch.setattr("plevel.torch.exported.run_program", changed)
+    assert compile_model(path, "-o", tmp_path / "model.so") == code
 
 
 @pytest.mark.full
