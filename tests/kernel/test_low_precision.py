@@ -486,6 +486,14 @@ def test_data_of_8_bits_go_through_the_instruction():
         assert ("vpdpbusd" in code.executable.mod.inspect_source("s")) == (level == 4)
 
 
+@pytest.mark.parametrize(("rows", "loops"), [(1, 1), (512, 2)])
+def test_data_of_few_rows_are_rounded_by_one_thread(rows, loops):
+    inputs = {"data": f"float32[{rows},64]", "weight": "uint8[32,2,16]", "scales": "float32[32,2]"}
+    workload = Workload.make("matmul_nbits", inputs, {"accuracy_level": 4}, ["weight", "scales"])
+    lowered = lower(workload, ZEN4, "matmul_nbits_panel.cpu")
+    assert str(lowered.module["main"]).count("T.parallel(") == loops
+
+
 @pytest.mark.parametrize(("bits", "spec"), [(4, "znver4"), (8, "znver4"), (4, "haswell")])
 def test_numbers_of_4_bits_are_places_of_a_vector_of_512(bits, spec):
     inputs = {"data": "float32[1,64]", "weight": f"uint8[32,2,{4 * bits}]", "scales": "float32[32,2]"}

@@ -9,7 +9,6 @@ number for each block of a row. For products of floats, whose numbers take long 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
@@ -19,10 +18,17 @@ from strategy.cpu.ahead import LINE_BYTES, PREFETCH, prefetch
 from strategy.cpu.dot import Dot, find_dot
 from strategy.cpu.loop import allocate, fill, written
 from strategy.op_strategy import OpStrategy
-from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs, rounded, step_of
-from strategy.order import join, larger
+from strategy.ops.matmul_nbits.narrow import narrow_data
+from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs
 from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
-from strategy.schedule import Outs, compute_stage, integer, lanes_of, new_schedule, zero_beyond
+from strategy.schedule import (
+    Outs,
+    compute_stage,
+    integer,
+    lanes_of,
+    new_schedule,
+    zero_beyond,
+)
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
 from strategy.types import TensorType
@@ -237,27 +243,6 @@ def _multiply(
 
         each(store)
 
-    def narrow_data(narrow: Any, units: Any, shares: Any) -> None:
-        """The data in 8 bits, with the scale of each block and the zero point's share of its products."""
-        side = math.gcd(size, lanes)
-        with script.parallel(0, m * blocks) as block:
-            i, b = block // blocks, block % blocks
-            most = allocate(side, "float32")
-            with script.vectorized(0, side) as lane:
-                fill(most, lane, tirx.const(0, "float32"))
-            with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
-                number = tirx.abs(data[i, b * size + part * side + lane].astype("float32"))
-                fill(most, lane, larger(most[lane], number))
-            fill(units, block, step_of(join(lambda a, b: tirx.max(a, b), [most[lane] for lane in range(side)])))  # noqa: PLW0108
-            with script.serial(0, size // side) as part, script.vectorized(0, side) as lane:
-                place = b * size + part * side + lane
-                number = rounded(data[i, place].astype("float32"), units[block])
-                fill(narrow, i * k + place, number.astype("int8"))
-            fill(shares, block, tirx.const(0, "int32"))
-            with script.serial(0, size) as place:
-                added = narrow[i * k + b * size + place].astype("int32") * -attrs.zero_point
-                fill(shares, block, shares[block] + added)
-
     def prefetch_step(step: Any) -> None:
         """Prefetch what a later step reads of the weight; behind the last panel there is none."""
         later = tirx.min(step + ahead, panels * blocks * steps - 1)
@@ -268,9 +253,7 @@ def _multiply(
         given: tuple[Any, ...] = (None, None, None)
         if dot is not None:
             scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(dot.source)))
-            counts = ((m * k, "int8"), (m * blocks, "float32"), (m * blocks, "int32"))
-            given = tuple(allocate(count, kind, "global") for count, kind in counts)
-            narrow_data(*given)
+            given = narrow_data(data, attrs, lanes)
         else:
             code = StringImm(PREFETCH + (_TABLE if looks_up else ""))
             scope.enter_context(script.attr(0, "pragma_import_llvm", code))
@@ -292,7 +275,7 @@ def _add(
         lanes = lanes_of(target, "float32")
         looks_up = attrs.bits == 4 and dot is None and lanes == 16 and target.has("avx512f")
         strategy.add_implementation(
-            partial(compute, lanes, dot, looks_up), schedule, "matmul_nbits_panel.cpu", 12, version=2, space=space,
+            partial(compute, lanes, dot, looks_up), schedule, "matmul_nbits_panel.cpu", 12, version=3, space=space,
             prepare=partial(prepare, lanes),
         )
 
