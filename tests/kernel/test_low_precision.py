@@ -494,6 +494,14 @@ def test_data_of_few_rows_are_rounded_by_one_thread(rows, loops):
     assert str(lowered.module["main"]).count("T.parallel(") == loops
 
 
+@pytest.mark.parametrize(("dtype", "lines"), [("float32", 2), ("float16", 1)])
+def test_scales_of_a_later_block_are_prefetched_once_a_line(dtype, lines):
+    inputs = {"data": f"{dtype}[1,64]", "weight": "uint8[32,2,16]", "scales": f"{dtype}[32,2]"}
+    workload = Workload.make("matmul_nbits", inputs, {}, ["weight", "scales"])
+    lowered = lower(workload, ZEN4, "matmul_nbits_panel.cpu")
+    assert str(lowered.module["main"]).count("T.address_of(scales[") == lines
+
+
 @pytest.mark.parametrize(("bits", "spec"), [(4, "znver4"), (8, "znver4"), (4, "haswell")])
 def test_numbers_of_4_bits_are_places_of_a_vector_of_512(bits, spec):
     inputs = {"data": "float32[1,64]", "weight": f"uint8[32,2,{4 * bits}]", "scales": "float32[32,2]"}
