@@ -1,4 +1,4 @@
-"""What keeps a farm from working, and the commands to copy that mend it or show it again: pauses, records."""
+"""Pauses, which keep a farm from working, records, and the commands to copy that end or repeat them."""
 
 from __future__ import annotations
 
