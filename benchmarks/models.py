@@ -3,12 +3,13 @@
     python benchmarks/models.py [--threads N] [--database URL|FILE] [--trials N] [--seconds S] [MODEL...]
 
 Models are those of torchvision and transformers and a multilayer perceptron, with random weights, in float32.
-Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its products, too). `all` has every
-product that plevel has a kernel for, `confirmed` only what the confirmation kept, the whole graph as one
-library where that is faster; `model.so` is what `plevel compile` makes of the same model, called by its C
-function. `--trials` tunes each model's workloads first, as many times as it has distinct workloads, into
-`--database`; `--metaschedule` lets MetaSchedule tune the same model, imported into Relax, for as many. `--like` has
-a second database, whose kernels run beside: that of a model like it, where this one had few trials.
+Inductor freezes, as plevel's backend does (`--max-autotune` has it tune its products, too); with `--unguarded` none of
+the compiled models checks before a call that its modules are as they were. `all` has every product that plevel has a
+kernel for, `confirmed` only what the confirmation kept, the whole graph as one library where that is faster; `model.so`
+is what `plevel compile` makes of the same model, called by its C function. `--trials` tunes each model's workloads
+first, as many times as it has distinct workloads, into `--database`; `--metaschedule` lets MetaSchedule tune the same
+model, imported into Relax, for as many. `--like` has a second database, whose kernels run beside: that of a model like
+it, where this one had few trials.
 Medians of bursts, in another order each round; before a burst the threads of other pools have time to fall asleep, and
 calls of its first 20 ms are not counted. Without a database nothing is tuned. The first start is the first call
 in a new process with empty caches on disk, confirmation included; the second start is that in another new process, with
@@ -108,19 +109,20 @@ MODELS: dict[str, Callable[[], Made]] = {
 
 
 def compilers(
-    database: str | None, max_autotune: bool, like: str | None = None, again: bool = False
+    database: str | None, max_autotune: bool, like: str | None = None, again: bool = False, unguarded: bool = False
 ) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
     from plevel.torch.backend import plevel
 
-    tuned = {"max_autotune": True} if max_autotune else {}
-    yield "Inductor", partial(torch.compile, dynamic=False, options=tuned)
+    free = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe} if unguarded else {}
+    make = partial(torch.compile, dynamic=False, isolate_recompiles=unguarded)
+    yield "Inductor", partial(make, options={"max_autotune": max_autotune, **free})
     kinds = [("all", False, database), ("confirmed", True, database)]
     if like is not None:
         kinds.append(("like", True, like))
     for label, confirm, place in kinds:
-        options: dict[str, Any] = {"confirm": confirm, "again": again and confirm}
+        options: dict[str, Any] = {"confirm": confirm, "again": again and confirm, **free}
         options |= {} if place is None else {"database": place}
-        yield label, partial(torch.compile, dynamic=False, backend=plevel, options=options)
+        yield label, partial(make, backend=plevel, options=options)
 
 
 def freezing(label: str) -> Any:
@@ -248,7 +250,7 @@ def contenders(name: str, given: argparse.Namespace) -> dict[str, Callable[[], A
     expected = model(*inputs)
     calls: dict[str, Callable[[], Any]] = {"eager": partial(model, *inputs)}
     torch._dynamo.reset()
-    for label, compiler in compilers(given.database, given.max_autotune, given.like):
+    for label, compiler in compilers(given.database, given.max_autotune, given.like, unguarded=given.unguarded):
         function = compiler(model)
         with freezing(label):
             function(*inputs)
@@ -303,6 +305,7 @@ def main() -> None:
     parser.add_argument("--trials", type=natural, default=0, help="for each distinct workload")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--max-autotune", action="store_true")
+    parser.add_argument("--unguarded", action="store_true", help="without guards on modules, but for the starts")
     parser.add_argument("--metaschedule", type=natural, default=0, metavar="TRIALS", help="for each distinct workload")
     parser.add_argument("--like", metavar="DATABASE")
     given = parser.parse_args()
@@ -324,7 +327,8 @@ def main() -> None:
         "Inductor's first start": "s", "plevel's first start": "s", "Inductor's second": "s", "plevel's second": "s",
         "tunes in": "s",
     }
-    kinds = {"tuned": given.database, "max-autotune": given.max_autotune, **dict.fromkeys(asked, True)}
+    kinds = {"tuned": given.database, "max-autotune": given.max_autotune, "unguarded": given.unguarded}
+    kinds |= dict.fromkeys(asked, True)
     kind = "".join(f"-{label.lower()}" for label, there in kinds.items() if there)
     note = f"{given.trials} trials for each distinct workload" if given.trials else None
     about = {"variant": f"{given.threads}-threads{kind}", "note": note if given.database else "untuned"}
