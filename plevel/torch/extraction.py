@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,8 @@ def _load_function(where: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         )
     model, inputs = found
     if isinstance(model, torch.nn.Module):
-        model.eval()
+        with suppress(NotImplementedError):  # of an exported program, which stays in the mode that it has
+            model.eval()
     if isinstance(inputs, Mapping):
         raise ExtractError(f"{where}() gives {_BY_NAME}")
     return model, tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)

@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,13 @@ def test_an_exported_program_has_the_same_workloads(tmp_path: Path):
     path = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(model, inputs), path)
     assert keys(extract(*load_model(str(path)))) == keys(extract(model, inputs))
+
+
+def test_a_function_may_give_the_module_of_an_exported_program(monkeypatch: pytest.MonkeyPatch):
+    model, inputs = models.Block().eval(), (torch.randn(8, 64),)
+    program = torch.export.export(model, inputs)
+    monkeypatch.setitem(sys.modules, "quantised", SimpleNamespace(model=lambda: (program.module(), inputs)))
+    assert keys(extract(*load_model("quantised:model"))) == keys(extract(model, inputs))
 
 
 @pytest.mark.parametrize(
