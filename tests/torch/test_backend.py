@@ -578,7 +578,8 @@ def test_the_last_graph_that_dynamo_compiles_of_a_function_serves_all_other_weig
         for _ in range(2):
             for layer in layers:
                 close(compiled(layer)(x), layer(x))
-    assert len([w for w in found if "isolate_recompiles" in str(w.message)]) == len(found) == 1
+    (said,) = [str(w.message) for w in found if "plevel" in str(w.message)]  # PyTorch's imports warn, too
+    assert "isolate_recompiles" in said
     reports = [str(r) for layer in layers for r in explain(layer)]
     assert [r.count("weight=float32[28,20]:const") for r in reports] == [1, 1, 0]
     torch._dynamo.reset()
