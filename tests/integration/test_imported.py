@@ -41,7 +41,7 @@ def test_imported_records_count_as_nothing_that_was_measured_here(store: Store) 
         assert sum(pulse.per_minute) == 3
         assert [(f.error, f.n) for f in overview.failures(c)] == [("compile", 1)]
         counted = overview.devices(c, TERMS.alive_s)
-        assert counted == {"up": 1, "down": 0, "noisy": 0, "imported": 2}
+        assert counted == {"up": 1, "down": 0, "noisy": 0, "imported": 2, "paused": 0}
         own, *others = device_query.page(c, TERMS.alive_s, 0)
         assert (own.identity, bool(own.here), own.trials, own.failed) == ("host-a/cpu:0-1", True, 3, 1)
         assert [(bool(d.here), d.trials, d.busy_s, d.seen_at) for d in others] == [(False, 0, 0.0, None)] * 2
