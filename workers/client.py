@@ -36,7 +36,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429})
-_UNAUTHORIZED, _NOT_IMPLEMENTED = 401, 501
+_UNAUTHORIZED, _NOT_IMPLEMENTED, _UNAVAILABLE = 401, 501, 503
 # Statuses of a lost lease, an unknown worker or a refused one, and of a proxy that finds no service, asks who it is, or
 # finds a body, an address or headers too large.
 _OF_PROXIES = frozenset({403, 404, 407, 409, 410, 413, 414, 431})
@@ -57,6 +57,10 @@ class UnreachableError(ServiceError):
 
 class FailedRequestError(UnreachableError):
     """A request failed on its way or at the service, maybe for what it holds: others may be accepted."""
+
+
+class UnavailableError(FailedRequestError):
+    """The service says that it cannot answer now, as while its database is away: the same request may be accepted."""
 
 
 class UntrustedError(UnreachableError):
@@ -236,12 +240,15 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
     if (elsewhere := answer.headers.get("location")) is not None:
         detail = f"it redirects to {elsewhere[:200]}"
     message = f"{url}{path} answered {answer.status_code}: {detail}"
+    is_own = kind.startswith("urn:plevel:")
     is_fault = answer.status_code >= 500 and answer.status_code != _NOT_IMPLEMENTED  # by a program that takes no POST
     if answer.status_code in _RETRIED:
         return UnreachableError(message)
+    if answer.status_code == _UNAVAILABLE and is_own:
+        return UnavailableError(message)
     if is_fault:
         return FailedRequestError(message)
-    if (answer.status_code < 400 or answer.status_code in _OF_PROXIES) and not kind.startswith("urn:plevel:"):
+    if (answer.status_code < 400 or answer.status_code in _OF_PROXIES) and not is_own:
         return FailedRequestError(f"{message}; {_BY_PROXY}")
     if answer.status_code == _UNAUTHORIZED:
         return UnauthorizedError(message)

@@ -19,6 +19,7 @@ from workers.client import (
     LeaseLostError,
     ServiceError,
     UnauthorizedError,
+    UnavailableError,
     UnreachableError,
 )
 from workers.spool import Spool
@@ -150,7 +151,7 @@ class Sender:
             one = min(paths, key=lambda path: tried.index(path) if path in tried else -1)
             if len(paths) > 1 and self._passes(self.spool.read(one), [one]):
                 return True
-            if self._is_hopeless(one):
+            if self._is_hopeless(one, error):
                 log.warning(
                     "results were refused %d times while others were accepted, and are kept aside in %s: %s",
                     _MOST_REFUSALS, self.spool.aside, error,
@@ -164,10 +165,13 @@ class Sender:
             log.warning("%s; results stay in the spool, and others are sent", error)
         return True
 
-    def _is_hopeless(self, path: Path) -> bool:
-        """Count one more failure of a file, if other results were accepted since the last; return True at the most."""
+    def _is_hopeless(self, path: Path, error: FailedRequestError) -> bool:
+        """Count one more failure of a file, if other results were accepted since the last; return True at the most.
+
+        The service's own word that it cannot store them now does not count, as while a row of their task is locked.
+        """
         times, accepted = self._doubtful.pop(path, (0, -1))
-        times += accepted != self._accepted
+        times += accepted != self._accepted and not isinstance(error, UnavailableError)
         self._doubtful[path] = times, self._accepted
         return times >= _MOST_REFUSALS
 

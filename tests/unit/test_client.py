@@ -527,6 +527,31 @@ def test_one_body_that_is_refused_on_its_way_holds_up_no_other(
     assert f"refused 5 times while others were accepted, and are kept aside in {kept.parent}: " in caplog.text
 
 
+def test_results_that_the_service_cannot_store_for_now_are_not_set_aside(
+    tmp_path: Path, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while another program holds a row of their task, and those of other tasks are stored."""
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    free = threading.Event()
+    told = {"type": "urn:plevel:database", "detail": "another transaction holds what is asked for"}
+
+    class Locked(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if decode(request.content, Results).session == "s" and not free.is_set():
+                return httpx.Response(503, json=told)
+            return httpx.Response(200, content=encode(YES))
+
+    sender, seen = start(Locked())
+    sender.put(failure(5, "no"))
+    for number in range(1, 10):
+        sender.put(report(5 + number, 0, done=True, session=f"t{number}"))
+        wait_until(lambda n=number: len(seen.accepted) == n)
+    free.set()
+    assert sender.flush(HANG_S)
+    assert seen.accepted[-1][0] == "s"
+    assert not (tmp_path / "refused").exists()
+
+
 def test_results_that_are_too_large_together_are_sent_apart(
     tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]]
 ) -> None:
