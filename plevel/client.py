@@ -439,7 +439,7 @@ class Client:
                 timeout=timeout,
             )
         except UnreachableError as error:
-            if isinstance(error.__cause__, httpx.ConnectError):  # nothing was sent
+            if isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):  # nothing was sent
                 raise
             raise UnreachableError(f"{error}; what was stored stays, and the same import adds the rest") from error
         for found in summary.pop("rejects", ()):

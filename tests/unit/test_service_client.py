@@ -61,7 +61,9 @@ def failing(times: int, error: type[Exception], then: httpx.Response) -> tuple[C
     return answer, seen
 
 
-@pytest.mark.parametrize(("error", "told"), [(httpx.ConnectError, False), (httpx.WriteError, True)])
+@pytest.mark.parametrize(
+    ("error", "told"), [(httpx.ConnectError, False), (httpx.ConnectTimeout, False), (httpx.WriteError, True)]
+)
 def test_an_import_that_a_service_does_not_outlast_says_what_to_do(error: type[Exception], told: bool) -> None:
     client = client_of(failing(1000, error, ok({}))[0])
     with pytest.raises(UnreachableError) as caught:
