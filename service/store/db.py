@@ -133,12 +133,14 @@ class Store:
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
         self._process = os.getpid()
         self._forking = threading.Lock()
+        self._is_entangled = False  # another process's connections to the SQLite file are open in this one
 
     def _leave_parent(self) -> None:
         """Give a forked process connections of its own; over one, it and its parent would get each other's rows.
 
         SQLite's are closed first. While they are open, a new one takes no locks that other processes see: the last of
-        these to close its own would delete the write-ahead log, with all that this process writes to it later.
+        these to close its own would delete the write-ahead log, with all that this process writes to it later. Those
+        that the parent's other threads were reading by cannot be closed, so nothing is written then.
 
         Raises:
             DatabaseError: another thread of the parent was writing to the SQLite file, whose transaction a close ends.
@@ -154,6 +156,9 @@ class Store:
                     "cannot use it: fork before or after"
                 )
             else:
+                pool, kept = self.engine.pool, self._kept is not None
+                if isinstance(pool, sa.pool.QueuePool) and pool.checkedout() > kept:
+                    self._is_entangled = True
                 self._close()
                 self._writing = threading.Lock()
             self._process = os.getpid()  # last, as another thread takes a connection at once
@@ -181,6 +186,11 @@ class Store:
         """
         if self._process != os.getpid():
             self._leave_parent()
+        if self._is_entangled:
+            raise DatabaseError(
+                f"database {show_url(self.url)}: this process was forked in the middle of a read of it, and cannot "
+                "write to it: fork before or after"
+            )
         if self._read_only:
             path = Path(str(self.url.database))
             raise DatabaseError(

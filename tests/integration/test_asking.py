@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -356,6 +357,42 @@ def test_a_process_forked_in_the_middle_of_a_write_is_told_so(tmp_path: Path) ->
         assert "forked in the middle of a write" in found.get()
         with store.read() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM written").scalar_one() == 0
+
+
+def test_a_process_forked_while_a_thread_reads_reads_and_is_told_that_it_cannot_write(tmp_path: Path) -> None:
+    """What it wrote would be lost with the write-ahead log, which its parent deletes."""
+    with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
+        reading, done = threading.Event(), threading.Event()
+
+        def read() -> None:
+            with store.read() as connection:
+                connection.exec_driver_sql("SELECT * FROM written").all()
+                reading.set()
+                assert done.wait(HANG_S)
+
+        def write() -> None:
+            with store.read() as connection:
+                assert connection.exec_driver_sql("SELECT count(*) FROM written").scalar_one() == 0
+            try:
+                with store.write():
+                    found.put("written")
+            except DatabaseError as error:
+                found.put(str(error))
+
+        with store.write() as connection:
+            connection.exec_driver_sql("CREATE TABLE written (number INTEGER)")
+        fork = multiprocessing.get_context("fork")
+        found = fork.SimpleQueue()
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert reading.wait(HANG_S)
+        child = fork.Process(target=write)
+        child.start()
+        child.join(HANG_S)
+        done.set()
+        thread.join(HANG_S)
+        assert child.exitcode == 0
+        assert "forked in the middle of a read of it, and cannot write" in found.get()
 
 
 def test_a_question_is_asked_once(service: Service, database: str) -> None:
