@@ -360,7 +360,7 @@ def test_a_process_forked_in_the_middle_of_a_write_is_told_so(tmp_path: Path) ->
 
 
 def test_a_process_forked_while_a_thread_reads_reads_and_is_told_that_it_cannot_write(tmp_path: Path) -> None:
-    """What it wrote would be lost with the write-ahead log, which its parent deletes."""
+    """Its writes would be lost with the write-ahead log, which its parent deletes."""
     with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
         reading, done = threading.Event(), threading.Event()
 
