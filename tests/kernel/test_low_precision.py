@@ -272,6 +272,15 @@ def test_untuned_panels_of_a_large_weight_are_prefetched(image, weight, ahead):
         assert space.fallback["ahead"] == ahead
 
 
+def test_untuned_lines_that_share_no_panel_prefetch_none():
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    for out, ahead in ((480, False), (512, True)):  # 480: tasks of a line have all panels
+        attrs = {"padding": 1, "data_layout": "NHWC", "kernel_layout": "OIHW"}
+        workload = convolution("uint8[1,7,7,512]", f"int8[{out},512,3,3]", **attrs)
+        (space,) = (c.space for c in candidates(workload, target) if c.implementation == "qconv2d_nhwc_dot.cpu")
+        assert space.fallback["ahead"] == ahead == (space.fallback["p_block"] > 1)
+
+
 @pytest.mark.parametrize(
     ("image", "weight"),
     [("224,224,3", "64,3,7,7"), ("56,56,64", "64,64,3,3"), ("28,28,96", "96,96,3,3"), ("14,14,256", "1024,256,1,1")],

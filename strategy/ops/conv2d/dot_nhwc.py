@@ -126,7 +126,8 @@ def space(
             "p_block": p_block,
             "inner": "pixels",
             "copied": choices[-1],
-            "ahead": weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
+            # A single tile would bring as much as it reads.
+            "ahead": p_block > 1 and weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
