@@ -345,10 +345,17 @@ def _entries() -> Iterator[tuple[str, EntryPoint]]:
 
     A package whose entry points cannot be read is skipped with a warning, whether it has operators or not.
     """
-    from importlib.metadata import distributions  # slow to import
+    from importlib import metadata  # slow to import
+
+    def is_hidden(package: Distribution, name: str) -> bool:
+        """Return whether another of its name is before it on the path, maybe one without operators."""
+        try:
+            return metadata.distribution(name).read_text("entry_points.txt") != package.read_text("entry_points.txt")
+        except metadata.PackageNotFoundError:  # it has no name
+            return False
 
     seen = set()
-    for package in distributions():
+    for package in metadata.distributions():
         try:
             found = package.entry_points.select(group="plevel.ops")
         except Exception as error:  # its file was damaged
@@ -357,7 +364,7 @@ def _entries() -> Iterator[tuple[str, EntryPoint]]:
                 _name_of(package), type(error).__name__, " ".join(str(error).split()),
             )
             continue
-        if found and (name := _name_of(package)) not in seen:  # the first on the path hides others of its name
+        if found and (name := _name_of(package)) not in seen and not is_hidden(package, name):
             seen.add(name)
             yield from ((name, entry) for entry in found)
 

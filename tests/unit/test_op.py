@@ -331,6 +331,23 @@ def test_a_package_with_damaged_metadata_is_named_and_takes_no_other_with_it(tmp
     assert "the operators of package without a name in " in done.stderr
 
 
+def test_a_package_hides_another_of_its_name_behind_it(tmp_path):
+    """As one in a virtual environment that has no operators any more, or others, does that of the system."""
+    behind = tmp_path / "behind"
+    behind.mkdir()
+    for name in ("same", "other"):
+        make_package(behind, name, f"from strategy.op import register_op\nregister_op('of_{name}')\n")
+    newer = tmp_path / "same-2.0.dist-info"
+    newer.mkdir()
+    (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: same\nVersion: 2.0\n")
+    code = f"""import sys
+sys.path.append({str(behind)!r})
+from strategy.op import all_ops
+print([name for name in all_ops() if name.startswith("of_")])"""
+    done = run_with_packages(tmp_path, "-c", code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['of_other']\n", "")
+
+
 def test_a_package_that_cannot_be_loaded_takes_no_other_with_it(tmp_path):
     """It looks an operator up, for which packages are loaded, and fails after that."""
     later = tmp_path / "later"
