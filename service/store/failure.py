@@ -83,5 +83,5 @@ def _absence(url: sa.URL, error: sa.exc.StatementError, first: str) -> tuple[str
     if url.drivername == "sqlite":
         remedy = _REMEDIES.get(getattr(error.orig, "sqlite_errorcode", 0) & 0xFF, "check")
         return f"{away}: {first}: {remedy} {url.database}", f"{away}: {first}: {remedy} its file"
-    # What libpq says of a connection that it could not make has the server's address, and names of users.
+    # Of a connection that it could not make libpq tells the server's address, and names of users.
     return f"{away}: {first}", f"{away}: {LOGGED}" if error.statement is None else f"{away}: {first}"
