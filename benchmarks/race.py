@@ -216,6 +216,8 @@ class Side:
     def __init__(self, script: str, kind: str, threads: int) -> None:
         environment = {k: v for k, v in os.environ.items() if k not in OVERRIDES}
         environment |= {f"{pool}_NUM_THREADS": str(threads) for pool in ("TVM", "OPENBLAS", "OMP")}
+        # Else OpenBLAS's idle threads spin for 2²⁶ cycles on a core of the next contender; OpenBLAS is no slower so.
+        environment |= {"OPENBLAS_THREAD_TIMEOUT": "20"}
         # A large result of one call is memory for the next, not fresh pages: else its faults are what is timed.
         environment |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
         self._child = subprocess.Popen(
