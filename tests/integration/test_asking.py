@@ -235,22 +235,29 @@ def test_every_database_gives_the_same_selection(
     assert answers[0][1] == [Reason.MEASURED, Reason.MEASURED, Reason.PLEVEL]
 
 
+def in_fork(ask: Callable[[], Any]) -> Any:
+    """The answer of a function in a forked process; the test fails if that does, or hangs."""
+    fork = multiprocessing.get_context("fork")
+    found = fork.SimpleQueue()
+    child = fork.Process(target=lambda: found.put(ask()))
+    child.start()
+    child.join(HANG_S)
+    assert child.exitcode == 0
+    return found.get()
+
+
+def backend_of(transaction: Callable[[], contextlib.AbstractContextManager[sa.Connection]]) -> int:
+    """The process of PostgreSQL that serves a transaction."""
+    with transaction() as connection:
+        return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
+
+
 def test_a_forked_process_reads_over_connections_of_its_own(postgres_copy: str) -> None:
     """Over one, it and its parent would get each other's rows."""
     with contextlib.closing(Store(postgres_copy)) as store:
-
-        def served_by() -> int:
-            with store.read() as connection:
-                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
-
-        fork = multiprocessing.get_context("fork")
-        found = fork.SimpleQueue()
-        first = served_by()
-        child = fork.Process(target=lambda: found.put(served_by()))
-        child.start()
-        child.join()
-        assert served_by() == first
-        assert found.get() != first
+        first = backend_of(store.read)
+        assert in_fork(lambda: backend_of(store.read)) != first
+        assert backend_of(store.read) == first
 
 
 def test_no_thread_of_a_forked_process_reads_over_its_parents_connection(
@@ -259,11 +266,7 @@ def test_no_thread_of_a_forked_process_reads_over_its_parents_connection(
     """While another drops the parent's, which takes a moment."""
     with contextlib.closing(Store(postgres_copy)) as store:
 
-        def served_by() -> int:
-            with store.read() as connection:
-                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
-
-        def ask() -> None:
+        def ask() -> set[int]:
             dispose = store.engine.dispose
 
             def slow(*, close: bool) -> None:
@@ -272,39 +275,25 @@ def test_no_thread_of_a_forked_process_reads_over_its_parents_connection(
 
             monkeypatch.setattr(store.engine, "dispose", slow)
             with ThreadPoolExecutor(2) as pool:
-                one = pool.submit(served_by)
+                one = pool.submit(backend_of, store.read)
                 time.sleep(0.1)
-                other = pool.submit(served_by)
-                found.put({one.result(), other.result()})
+                other = pool.submit(backend_of, store.read)
+                return {one.result(), other.result()}
 
-        fork = multiprocessing.get_context("fork")
-        found = fork.SimpleQueue()
-        first = served_by()
-        child = fork.Process(target=ask)
-        child.start()
-        child.join()
-        assert first not in found.get()
+        first = backend_of(store.read)
+        assert first not in in_fork(ask)
 
 
 def test_a_forked_process_writes_over_a_connection_of_its_own(postgres_copy: str) -> None:
     with contextlib.closing(Store(postgres_copy)) as store:
 
-        def served_by() -> int:
-            with store.write() as connection:
-                return int(connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one())
-
-        def ask() -> None:
+        def ask() -> int:
             store.close()  # which is not the child's yet
-            found.put(served_by())
+            return backend_of(store.write)
 
-        fork = multiprocessing.get_context("fork")
-        found = fork.SimpleQueue()
-        first = served_by()
-        child = fork.Process(target=ask)
-        child.start()
-        child.join()
-        assert served_by() == first
-        assert found.get() != first
+        first = backend_of(store.write)
+        assert in_fork(ask) != first
+        assert backend_of(store.write) == first
 
 
 def test_what_a_forked_process_writes_outlasts_its_parents_connections(tmp_path: Path) -> None:
@@ -339,22 +328,15 @@ def test_what_a_forked_process_writes_outlasts_its_parents_connections(tmp_path:
 def test_a_process_forked_in_the_middle_of_a_write_is_told_so(tmp_path: Path) -> None:
     with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
 
-        def write() -> None:
-            try:
-                with store.write():
-                    found.put("written")
-            except DatabaseError as error:
-                found.put(str(error))
+        def write() -> str:
+            with pytest.raises(DatabaseError) as error, store.write():
+                pass
+            return str(error.value)
 
-        fork = multiprocessing.get_context("fork")
-        found = fork.SimpleQueue()
         with store.write() as connection:
-            child = fork.Process(target=write)
-            child.start()
-            child.join(HANG_S)
-            assert child.exitcode == 0
+            told = in_fork(write)
             connection.exec_driver_sql("CREATE TABLE written (number INTEGER)")
-        assert "forked in the middle of a write" in found.get()
+        assert "forked in the middle of a write" in told
         with store.read() as connection:
             assert connection.exec_driver_sql("SELECT count(*) FROM written").scalar_one() == 0
 
