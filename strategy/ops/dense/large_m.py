@@ -68,7 +68,7 @@ _USUAL_VECTORS = 4  # of a step: those of a fallback's panel, and its rows
 def pays(inputs: Sequence[TensorType], target: Target) -> bool:
     """Return whether a panel over all of k leaves no half of the second level, or its copy of the data is a wider one.
 
-    Where neither is so, `dense_pack` takes as long.
+    If neither is so, `dense_pack` takes as long.
     """
     k, dtype = inputs[0].shape[1], inputs[0].dtype
     if dtype != accumulator(dtype) or not k.is_constant:
