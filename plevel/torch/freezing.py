@@ -30,6 +30,8 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from plevel.torch.native import native
+
 SAMPLE_BYTES = 64  # a guard reads as many in the time of one
 SEARCH_BYTES = 1 << 19
 MOST_CHANGES = 1  # of a tensor, after which graphs with it are not frozen any more
@@ -159,6 +161,7 @@ def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
 
     Raises:
         RuntimeError: as `require_same`.
+        CompileError, FolderError: as `native`.
     """
     context = TracingContext.try_get()
     if context is None:
@@ -166,28 +169,20 @@ def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
     watched = require_same(stamps, left)
     for tensor, stamp in watched:
         _states.setdefault(tensor, _State(stamp))
-    tensors = sorted((t for t, _ in watched), key=_counts, reverse=True)
-    references: list[Callable[[], Any]] = [ref(t) for t in tensors]
-    addresses, versions = [t.data_ptr() for t in tensors], [t._version for t in tensors if _counts(t)]
-    samples = [s for t in tensors if (s := _sample(t))]
-    values = [s.raw for s in samples]
-
-    def is_same(_: Any) -> bool:
-        found = [find() for find in references]
-        try:
-            return (
-                [t._version for t in found[: len(versions)]] == versions
-                and [t.data_ptr() for t in found] == addresses
-                and [s.raw for s in samples] == values  # read where the tensors still are
-            )
-        except AttributeError:  # of None: one is gone
-            return False
+    is_same = native().watch(tuple(_watched(t) for t, _ in watched))
 
     def install(guards: Any, guard: Guard) -> None:
         text = ["the parameters and buffers of a frozen graph are as they were"]
         guards.guard_manager.root.add_epilogue_lambda_guard(is_same, text, guard.user_stack)
 
     context.guards_context.dynamo_guards.add(Guard(_Frozen(), install))
+
+
+def _watched(tensor: torch.Tensor) -> tuple[ref[torch.Tensor], int, int, int]:
+    """A tensor as the runtime watches it."""
+    sample = _sample(tensor)
+    place, size = (ctypes.addressof(sample), len(sample)) if sample else (0, 0)
+    return ref(tensor), tensor._version if _counts(tensor) else -1, place, size
 
 
 class _Frozen(GlobalStateSource):  # type: ignore[misc]

@@ -14,7 +14,7 @@
 #include "openmp.h"
 #include "workspace.h"
 
-enum { DLTENSOR_POINTER = 7, CPU = 1, MOST_ARGUMENTS = 72, MOST_AXES = 8 };
+enum { DLTENSOR_POINTER = 7, CPU = 1, MOST_ARGUMENTS = 72, MOST_AXES = 8, MOST_SAMPLED = 64 };
 
 // DLTensor and TVMFFIAny, as dlpack.h and tvm/ffi/c_api.h have them.
 typedef struct {
@@ -48,6 +48,7 @@ static void end_threads(void) {
 
 static void *(*address_of)(PyObject *);  // PyTorch's: the data of a tensor
 static PyObject *kernels;                // digest -> capsule of a Kernel
+static PyObject *version_name;           // of the attribute by which PyTorch counts writes to a tensor
 
 static Kernel *kernel_of(PyObject *digest) {
   PyObject *capsule = PyDict_GetItemWithError(kernels, digest);
@@ -211,6 +212,101 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
   Py_RETURN_NONE;
 }
 
+// A frozen tensor as it was: its memory, the count of writes to it, -1 if it has none, and some of its bytes.
+typedef struct {
+  PyObject *reference;
+  void *address;
+  long version;
+  const char *place;
+  Py_ssize_t bytes;
+  char sample[MOST_SAMPLED];
+} Frozen;
+typedef struct {
+  Py_ssize_t count;
+  Frozen tensors[];
+} Watched;
+
+static void end_watch(PyObject *capsule) {
+  Watched *watched = PyCapsule_GetPointer(capsule, NULL);
+  for (Py_ssize_t i = 0; i < watched->count; ++i) Py_XDECREF(watched->tensors[i].reference);
+  free(watched);
+}
+
+// The tensor of a weak reference, to be released; NULL if it is gone.
+static PyObject *referent(PyObject *reference) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject *tensor;
+  return PyWeakref_GetRef(reference, &tensor) == 1 ? tensor : NULL;
+#else
+  PyObject *tensor = PyWeakref_GetObject(reference);
+  return tensor == Py_None ? NULL : Py_NewRef(tensor);
+#endif
+}
+
+static int is_as_it_was(const Frozen *frozen, PyObject *tensor) {
+  if (address_of(tensor) != frozen->address) return 0;
+  if (frozen->version >= 0) {
+    PyObject *version = PyObject_GetAttr(tensor, version_name);
+    long count = version ? PyLong_AsLong(version) : -1;
+    Py_XDECREF(version);
+    if (count != frozen->version) return 0;
+  }
+  return !memcmp(frozen->place, frozen->sample, (size_t)frozen->bytes);  // read where the tensor still is
+}
+
+// Before each call of a graph, when everything it reads is out of the caches.
+static PyObject *are_as_they_were(PyObject *capsule, PyObject *locals) {
+  const Watched *watched = PyCapsule_GetPointer(capsule, NULL);
+  for (Py_ssize_t i = 0; i < watched->count; ++i) {
+    PyObject *tensor = referent(watched->tensors[i].reference);
+    int same = tensor && is_as_it_was(&watched->tensors[i], tensor);
+    Py_XDECREF(tensor);
+    if (!same) {
+      PyErr_Clear();
+      Py_RETURN_FALSE;
+    }
+  }
+  Py_RETURN_TRUE;
+}
+
+// watch(((weak reference, version or -1, place, bytes), ...)): a function that is True while the tensors are the same.
+static PyObject *watch(PyObject *self, PyObject *tensors) {
+  static PyMethodDef definition = {"are_as_they_were", are_as_they_were, METH_O, NULL};
+  if (!PyTuple_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a tuple is needed");
+  Py_ssize_t count = PyTuple_GET_SIZE(tensors);
+  Watched *watched = calloc(1, sizeof(Watched) + (size_t)count * sizeof(Frozen));
+  if (!watched) return PyErr_NoMemory();
+  watched->count = count;
+  PyObject *capsule = PyCapsule_New(watched, NULL, end_watch);
+  if (!capsule) {
+    free(watched);
+    return NULL;
+  }
+  PyObject *function = NULL;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Frozen *frozen = &watched->tensors[i];
+    PyObject *reference;
+    unsigned long long place;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(tensors, i), "OlKn", &reference, &frozen->version, &place, &frozen->bytes))
+      goto failed;
+    PyObject *tensor = PyWeakref_Check(reference) ? referent(reference) : NULL;
+    if (!tensor || frozen->bytes > MOST_SAMPLED) {
+      PyErr_Format(PyExc_ValueError, "%R has no tensor, or %zd bytes are too many", reference, frozen->bytes);
+      Py_XDECREF(tensor);
+      goto failed;
+    }
+    frozen->reference = Py_NewRef(reference);
+    frozen->address = address_of(tensor);
+    frozen->place = (const char *)(uintptr_t)place;
+    memcpy(frozen->sample, frozen->place, (size_t)frozen->bytes);
+    Py_DECREF(tensor);
+  }
+  function = PyCFunction_New(&definition, capsule);
+failed:
+  Py_DECREF(capsule);
+  return function;
+}
+
 // bind(address): of PyTorch's function that gives the data of a tensor.
 static PyObject *bind(PyObject *self, PyObject *address) {
   address_of = (void *(*)(PyObject *))PyLong_AsVoidPtr(address);
@@ -222,6 +318,7 @@ static PyMethodDef methods[] = {
     {"bind", bind, METH_O, NULL},
     {"load", load, METH_VARARGS, NULL},
     {"prepare", prepare, METH_VARARGS, NULL},
+    {"watch", watch, METH_O, NULL},
     {"run", (PyCFunction)(void *)run, METH_FASTCALL | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "plevel_torch_runtime", NULL, -1, methods};
@@ -229,7 +326,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "plevel_torch_run
 PyMODINIT_FUNC PyInit_plevel_torch_runtime(void) {
   PyObject *module = PyModule_Create(&definition);
   kernels = PyDict_New();
-  if (!module || !kernels) return NULL;
+  version_name = PyUnicode_InternFromString("_version");
+  if (!module || !kernels || !version_name) return NULL;
   if (pthread_atfork(end_threads, NULL, NULL)) return PyErr_NoMemory();
   return module;
 }

@@ -28,6 +28,7 @@ from plevel.client import Client, UnreachableError
 from plevel.torch import backend, compilation, explain, freezing, frozen, kernel, operation, store
 from plevel.torch.backend import plevel
 from plevel.torch.kernel import kernel_digest
+from plevel.torch.native import native
 from plevel.torch.option import OptionError
 from plevel.torch.plan import model_target
 from plevel.torch.toolchain import ask_toolchain
@@ -485,6 +486,42 @@ def test_a_stamp_tells_changes_that_versions_do_not_count(tensor, change):
     assert freezing._stamp(tensor) == before
     change(tensor.data)
     assert freezing._stamp(tensor) != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t[1].add_(1),
+        lambda t: t[1].data.add_(1),
+        lambda t: setattr(t[1], "data", t[1].clone()),
+        lambda t: t[1].untyped_storage().resize_(0),
+        lambda t: t.pop(1),
+    ],
+    ids=["written", "written without a version", "moved", "freed", "gone"],
+)
+@torch.no_grad()
+def test_the_runtime_tells_every_change_of_a_watched_tensor(change):
+    with torch.inference_mode():
+        uncounted = torch.ones(3)
+    tensors = [torch.ones(5), torch.nn.Parameter(torch.ones(40)), uncounted, torch.empty(0)]
+    references = [weakref.ref(t) for t in tensors]
+    is_same = native().watch(tuple(map(freezing._watched, tensors)))
+    counts = [sys.getrefcount(t) for t in tensors]
+    assert all(is_same({}) is True for _ in range(100))
+    assert [sys.getrefcount(t) for t in tensors] == counts
+    change(tensors)
+    assert is_same({}) is False
+    held = [sys.getrefcount(r) for r in references]
+    del is_same
+    assert [sys.getrefcount(r) for r in references] == [n - 1 for n in held]
+
+
+def test_the_runtime_watches_some_bytes_of_live_tensors():
+    alive = torch.ones(99)
+    for watched in ([], ((),), ((None, -1, 0, 0),), ((weakref.ref(torch.ones(1)), -1, 0, 0),),
+                    ((weakref.ref(alive), -1, alive.data_ptr(), 65),)):
+        with pytest.raises((TypeError, ValueError)):
+            native().watch(watched)
 
 
 @pytest.mark.parametrize("options", [ALL, {}], ids=["unconfirmed", "confirmed"])
