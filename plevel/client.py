@@ -17,6 +17,7 @@ import msgspec
 from strategy.confirmation import Confirmation
 from strategy.op import find_op
 from strategy.op_strategy import Candidate
+from strategy.problem import kind_of
 from strategy.record import RunRequest, RunState, RunStatus, TaskStatus, WireError, decode, to_json
 from strategy.select import Evidence, Policy, Selection, SelectionError
 from strategy.select.dispatch import DispatchTable
@@ -42,14 +43,16 @@ class UnreachableError(ConnectionError):
 class ServiceError(RuntimeError):
     """The service refused a request: its problem document (RFC 9457).
 
-    `status` is the HTTP status; `errors` names the fields at fault where the service does.
+    `status` is the HTTP status; `kind` the service's word for the error, empty where another program has answered;
+    `errors` names the fields at fault where the service does.
     """
 
     def __init__(
-        self, status: int, title: str, detail: str = "", errors: Sequence[Mapping[str, Any]] = ()
+        self, status: int, title: str, detail: str = "", errors: Sequence[Mapping[str, Any]] = (), kind: str = ""
     ) -> None:
         super().__init__(detail or title)
         self.status = status
+        self.kind = kind
         self.title = title
         self.errors = tuple(errors)
 
@@ -648,10 +651,11 @@ def _read_workload(asked: Workload | str) -> Workload:
 
 def _refusal(problem: Mapping[str, Any]) -> ServiceError:
     errors = problem.get("errors")
-    nothing = problem.get("type") == "urn:plevel:no-selection"
-    return (NoSelectionError if nothing else ServiceError)(
+    kind = kind_of(problem)
+    return (NoSelectionError if kind == "no-selection" else ServiceError)(
         int(problem.get("status", 0)),
         str(problem.get("title", "")),
         str(problem.get("detail", "")),
         [e for e in errors if isinstance(e, dict)] if isinstance(errors, list) else (),
+        kind,
     )

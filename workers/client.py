@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from strategy.problem import kind_of
 from strategy.record import (
     Lease,
     LeaseRequest,
@@ -36,10 +37,11 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 ANSWER_S = 30.0
 _RETRIED = frozenset({408, 425, 429})
-_UNAUTHORIZED, _NOT_IMPLEMENTED, _UNAVAILABLE = 401, 501, 503
+_UNAUTHORIZED, _NOT_IMPLEMENTED = 401, 501
 # Statuses of a lost lease, an unknown worker or a refused one, and of a proxy that finds no service, asks who it is, or
 # finds a body, an address or headers too large.
 _OF_PROXIES = frozenset({403, 404, 407, 409, 410, 413, 414, 431})
+_OF_LEASES = "/v1/leases/"
 _BY_PROXY = "no plevel service says so: check the proxies on the way to it"
 
 
@@ -57,6 +59,10 @@ class UnreachableError(ServiceError):
 
 class FailedRequestError(UnreachableError):
     """A request failed on its way or at the service, maybe for what it holds: others may be accepted."""
+
+
+class FaultError(FailedRequestError):
+    """The service says that it failed by a defect of its own, most likely over what the request holds."""
 
 
 class UnavailableError(FailedRequestError):
@@ -234,28 +240,29 @@ def _refusal(url: str, path: str, answer: httpx.Response) -> ServiceError:
     try:
         problem = msgspec.json.decode(answer.content)
         detail = str(problem.get("detail") or problem.get("title") or "")
-        kind = str(problem.get("type"))
+        kind = kind_of(problem)
     except (msgspec.MsgspecError, AttributeError):
         detail, kind = answer.text.strip().partition("\n")[0][:200], ""
     if (elsewhere := answer.headers.get("location")) is not None:
         detail = f"it redirects to {elsewhere[:200]}"
     message = f"{url}{path} answered {answer.status_code}: {detail}"
-    is_own = kind.startswith("urn:plevel:")
     is_fault = answer.status_code >= 500 and answer.status_code != _NOT_IMPLEMENTED  # by a program that takes no POST
     if answer.status_code in _RETRIED:
         return UnreachableError(message)
-    if answer.status_code == _UNAVAILABLE and is_own:
-        return UnavailableError(message)
+    if is_fault and kind:
+        return (FaultError if kind == "internal" else UnavailableError)(message)
     if is_fault:
         return FailedRequestError(message)
-    if (answer.status_code < 400 or answer.status_code in _OF_PROXIES) and not is_own:
-        return FailedRequestError(f"{message}; {_BY_PROXY}")
     if answer.status_code == _UNAUTHORIZED:
         return UnauthorizedError(message)
-    if kind == "urn:plevel:device-busy":
+    # Of a lease any: another program in the place of one of several services must cost no results.
+    is_by_proxy = answer.status_code < 400 or answer.status_code in _OF_PROXIES or path.startswith(_OF_LEASES)
+    if is_by_proxy and not kind:
+        return FailedRequestError(f"{message}; {_BY_PROXY}")
+    if kind == "device-busy":
         return DeviceBusyError(message)
     if answer.status_code == 409 or (
-        answer.status_code in (404, 410) and path.startswith("/v1/leases/")
+        answer.status_code in (404, 410) and path.startswith(_OF_LEASES)
     ):
         return LeaseLostError(message)
     if answer.status_code == 404:

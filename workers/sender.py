@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from strategy.record import Report, ResultsAccepted
 from workers.client import (
@@ -16,6 +17,7 @@ from workers.client import (
     LONGEST_PAUSE_S,
     Client,
     FailedRequestError,
+    FaultError,
     LeaseLostError,
     ServiceError,
     UnauthorizedError,
@@ -27,8 +29,20 @@ from workers.spool import Spool
 log = logging.getLogger(__name__)
 # A service that comes back leaves a third of a term, of 12 s, to leases that are over by then.
 _LONGEST_AWAY_S = 2.0
-# Refusals of one file, with other results accepted before each but the first, after which it is set aside.
+# Refusals of one file, with other results accepted before each but the first, after which it is set aside. Where not
+# the service refuses, but a proxy, which may have met a broken one of several services, an hour must have passed, too.
 _MOST_REFUSALS = 5
+_PATIENCE_S = 3600.0
+
+
+class _Doubt(NamedTuple):
+    """The failures of one file: their number, when they began, and the answers by the first and the last of them."""
+
+    session: str
+    times: int
+    since: float
+    first: int
+    last: int
 
 
 @dataclass(eq=False)
@@ -55,8 +69,9 @@ class Sender:
         self._closing = False
         self._rng = random.Random()
         self._accepted = 0  # requests that the service has answered
-        # Files that a request has failed with, the last one last: the number of times, and `_accepted` then.
-        self._doubtful: dict[Path, tuple[int, int]] = {}
+        self._doubtful: dict[Path, _Doubt] = {}  # files that a request has failed with, the last one last
+        self._puts = 0
+        self._is_stuck = False  # only such are left, and others have passed them
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
 
@@ -82,16 +97,19 @@ class Sender:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         due = time.monotonic() + (0.0 if report.results.done else self.linger_s)
         with self._change:
+            self._puts += 1
+            self._is_stuck = False
             self._due = due if self._due is None else min(due, self._due)
             self._change.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send all results; return True if the service accepted all in time."""
+        """Send all results; return True if the service accepted all in time, False at once where others passed them."""
         with self._change:
             if self._due is not None:
                 self._due = 0.0
                 self._change.notify_all()
-            return self._change.wait_for(lambda: self._due is None, timeout_s)
+            self._change.wait_for(lambda: self._due is None or self._is_stuck, timeout_s)
+            return self._due is None
 
     def close(self, timeout_s: float) -> None:
         """End the thread; unsent results stay on disk."""
@@ -111,69 +129,84 @@ class Sender:
 
     def _send_all(self) -> None:
         pause = FIRST_PAUSE_S
+        said: set[str] = set()  # since all was sent
         while True:
             with self._change:
                 while not self._closing and (self._due is None or self._due > time.monotonic()):
                     self._change.wait(None if self._due is None else self._due - time.monotonic())
                 if self._closing:
                     return
+                puts = self._puts
             try:
                 if not self._send_first():
                     with self._change:
                         # Results may have been added since the folder was read.
                         if self.spool.empty:
                             self._due = None
+                            said.clear()
                         self._change.notify_all()
             except (UnreachableError, UnauthorizedError, OSError) as error:  # OSError: of the spool's disk
-                if pause == FIRST_PAUSE_S:
+                if pause == FIRST_PAUSE_S and str(error) not in said:
                     log.warning("%s; results stay in the spool, and are sent again", error)
+                    said.add(str(error))
                 with self._change:
                     self._due = time.monotonic() + pause * self._rng.uniform(0.5, 1.0)
+                    failed = isinstance(error, FailedRequestError)
+                    self._is_stuck = failed and puts == self._puts and self._have_others_passed()
+                    self._change.notify_all()
                 longest_s = _LONGEST_AWAY_S if isinstance(error, UnreachableError) else LONGEST_PAUSE_S
                 pause = min(2 * pause, longest_s)
                 continue
             pause = FIRST_PAUSE_S
 
     def _send_first(self) -> bool:
-        """Send the oldest results; return True if there were any.
+        """Send the oldest results that no request has failed with, or else those of the longest ago; False if none.
 
         If they fail on the way, as by their size or by a word in a message that a firewall looks for, send one of their
-        files alone, or else other results: one body must not hold up all others.
+        files alone: one body must not hold up all others.
         """
-        first = self.spool.first()
+        first = self.spool.first(besides=self._doubtful) or self._first_doubtful()
         if first is None:
             return False
+        report, paths = first
         try:
-            self._send(*first)
+            self._send(report, paths)
         except FailedRequestError as error:
-            _, paths = first
             tried = list(self._doubtful)
             one = min(paths, key=lambda path: tried.index(path) if path in tried else -1)
             if len(paths) > 1 and self._passes(self.spool.read(one), [one]):
                 return True
-            if self._is_hopeless(one, error):
-                log.warning(
-                    "results were refused %d times while others were accepted, and are kept aside in %s: %s",
-                    _MOST_REFUSALS, self.spool.aside, error,
-                )
-                self.spool.refuse([one])
-                del self._doubtful[one]
-                return True
-            other = self.spool.first(besides=paths)
-            if other is None or not self._passes(*other):
+            if not self._is_hopeless(one, report, error):
                 raise
-            log.warning("%s; results stay in the spool, and others are sent", error)
+            log.warning(
+                "results were refused %d times while others were accepted, and are kept aside in %s: %s",
+                self._doubtful[one].times, self.spool.aside, error,
+            )
+            self.spool.refuse([one])
+            del self._doubtful[one]
         return True
 
-    def _is_hopeless(self, path: Path, error: FailedRequestError) -> bool:
+    def _first_doubtful(self) -> tuple[Report, list[Path]] | None:
+        """The results of the session whose last failure is the longest ago."""
+        self._doubtful = {path: doubt for path, doubt in self._doubtful.items() if path.exists()}
+        sessions = [doubt.session for doubt in self._doubtful.values()]
+        return self.spool.first(besides=[p for p, doubt in self._doubtful.items() if doubt.session != sessions[0]])
+
+    def _is_hopeless(self, path: Path, report: Report, error: FailedRequestError) -> bool:
         """Count one more failure of a file, if other results were accepted since the last; return True at the most.
 
         The service's own word that it cannot store them now does not count, as while a row of their task is locked.
         """
-        times, accepted = self._doubtful.pop(path, (0, -1))
-        times += accepted != self._accepted and not isinstance(error, UnavailableError)
-        self._doubtful[path] = times, self._accepted
-        return times >= _MOST_REFUSALS
+        now = time.monotonic()
+        new = _Doubt(report.results.session, 0, now, self._accepted, -1)
+        doubt = self._doubtful.pop(path, new)
+        times = doubt.times + (doubt.last != self._accepted and not isinstance(error, UnavailableError))
+        self._doubtful[path] = doubt._replace(times=times, last=self._accepted)
+        return times >= _MOST_REFUSALS and (isinstance(error, FaultError) or now - doubt.since >= _PATIENCE_S)
+
+    def _have_others_passed(self) -> bool:
+        """Return whether other results were accepted since each file failed that one has failed with."""
+        return all(doubt.first < self._accepted for doubt in self._doubtful.values())
 
     def _passes(self, report: Report, paths: list[Path]) -> bool:
         """Send results; return whether the service answers."""

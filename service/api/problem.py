@@ -27,6 +27,7 @@ from service.errors import (
     StoppedError,
 )
 from service.selection.candidate import FAULTS
+from strategy.problem import problem_type
 from strategy.record import WireError, encode
 from strategy.select import SelectionError
 from strategy.suggestion import suggest
@@ -153,6 +154,6 @@ def _wire_problem(error: WireError) -> Problem:
 
 def _problem(error: ServiceError, detail: str, faults: tuple[FieldFault, ...] = ()) -> Problem:
     return Problem(
-        type=f"urn:plevel:{error.kind}", title=error.title, status=error.status,
+        type=problem_type(error.kind), title=error.title, status=error.status,
         detail=" ".join(detail.split()), errors=faults,
     )

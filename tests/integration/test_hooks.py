@@ -265,12 +265,16 @@ def test_the_token_comes_from_the_environment_and_from_its_file_first(
         Reporter(url, folder=tmp_path / "spool")
 
 
-@pytest.mark.parametrize(("status", "kept"), [(404, 1), (405, 1), (429, 1), (422, 0)])
+@pytest.mark.parametrize(
+    ("status", "kind", "kept"),
+    [(404, "", 1), (405, "", 1), (429, "too-many", 1), (422, "invalid", 0), (422, "", 1), (400, "", 1), (413, "", 0)],
+)
 def test_only_a_report_at_fault_is_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kept: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kind: str, kept: int
 ) -> None:
+    """Such as no 400 of a proxy, which may take a request for one of another protocol."""
     def refuse(*of: object, **more: object) -> None:
-        raise ServiceError(status, "refused")
+        raise ServiceError(status, "refused", kind=kind)
 
     monkeypatch.setattr(Client, "import_records", refuse)
     reporter = Reporter("http://127.0.0.1:1", folder=tmp_path)

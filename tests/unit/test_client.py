@@ -497,13 +497,14 @@ CUT = httpx.ReadError("Connection reset by peer")
 YES = ResultsAccepted(accepted=1, known=0)
 
 
-@pytest.mark.parametrize("answer", [403, 413, 414, 431, 500, 502, CUT], ids=lambda a: str(a)[:10])
+@pytest.mark.parametrize("answer", [400, 403, 405, 413, 414, 422, 431, 500, 501, 502, CUT], ids=lambda a: str(a)[:10])
 def test_one_body_that_is_refused_on_its_way_holds_up_no_other(
     answer: Any, tmp_path: Path, spool: Spool, start: Callable[..., tuple[Sender, Outcomes]],
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As by a firewall that finds a path of the system in a compiler's message."""
     monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workers.sender._PATIENCE_S", 0.0)
 
     class Firewall(Service):
         def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -547,9 +548,61 @@ def test_results_that_the_service_cannot_store_for_now_are_not_set_aside(
         sender.put(report(5 + number, 0, done=True, session=f"t{number}"))
         wait_until(lambda n=number: len(seen.accepted) == n)
     free.set()
-    assert sender.flush(HANG_S)
+    wait_until(lambda: sender.flush(HANG_S))
     assert seen.accepted[-1][0] == "s"
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize("answer", [400, 404, 405, 422, 500, 501, 502, 504, CUT], ids=lambda a: str(a)[:10])
+def test_no_results_are_set_aside_for_what_others_than_the_service_answer(
+    answer: Any, tmp_path: Path, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where a balancer sends all requests but those of other jobs to a broken one of its services."""
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    mended = threading.Event()
+
+    class Balancer(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if mended.is_set() or decode(request.content, Results).session.startswith("t"):
+                return httpx.Response(200, content=encode(YES))
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer, text=HTML)
+
+    sender, seen = start(Balancer())
+    sender.put(report(5, 0, session="f"))
+    sender.put(report(6, 0, session="g"))  # two jobs that fail hold up no others either
+    for number in range(20):
+        sender.put(report(7 + number, 0, done=True, session=f"t{number}"))
+        wait_until(lambda n=number: len(seen.accepted) > n)
+        assert not sender.flush(HANG_S), "it does not wait for what others have passed"
+    assert not (tmp_path / "refused").exists() and not seen.lost
+    assert caplog.text.count("results stay in the spool") <= 2
+    mended.set()
+    wait_until(lambda: sender.flush(HANG_S))
+    assert {session for session, _ in seen.accepted[20:]} == {"f", "g"}
+
+
+def test_results_over_which_the_service_fails_are_set_aside_soon(
+    tmp_path: Path, start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", 0.001)
+    told = {"type": "urn:plevel:internal", "detail": "an unexpected error of the service"}
+
+    class Defect(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            if decode(request.content, Results).session == "f":
+                return httpx.Response(500, json=told)
+            return httpx.Response(200, content=encode(YES))
+
+    sender, seen = start(Defect())
+    sender.put(report(5, 0, session="f"))
+    for number in range(8):
+        sender.put(report(6 + number, 0, done=True, session=f"t{number}"))
+        wait_until(lambda n=number: len(seen.accepted) > n)
+    assert sender.flush(HANG_S)
+    assert len(list((tmp_path / "refused").iterdir())) == 1
 
 
 def test_results_that_are_too_large_together_are_sent_apart(
@@ -582,7 +635,7 @@ def test_no_results_are_set_aside_while_none_are_accepted(
     monkeypatch.setattr("workers.sender._LONGEST_AWAY_S", 0.002)
     for entry, session in enumerate("stst"):
         spool.put(report(5, entry, session=session))
-    sender, seen = start(Service(*[httpx.Response(502, text=HTML)] * 99, YES, YES))
+    sender, seen = start(Service(*[httpx.Response(502, text=HTML)] * 102, YES, YES))
     assert sender.flush(HANG_S)
     assert seen.accepted == [("s", YES), ("t", YES)] and not (tmp_path / "refused").exists()
 
@@ -794,7 +847,7 @@ def test_refused_results_that_cannot_be_moved_are_tried_again_after_a_pause(
 
     def refuse(request: httpx.Request) -> httpx.Response:
         asked.release()
-        return httpx.Response(422, json={"detail": "no"})
+        return httpx.Response(422, json={"type": "urn:plevel:invalid", "detail": "no"})
 
     client = Client(URL, threading.Event(), transport=httpx.MockTransport(refuse))
     (tmp_path / "refused" / f"{spool._own.name}-{1:012d}.json").mkdir(parents=True)  # in the file's place
