@@ -65,6 +65,9 @@ def show_url(url: sa.URL) -> str:
 _WRITER = ("cache_size = -65536", "wal_autocheckpoint = 16000")  # KiB, and pages of 4 KiB
 
 
+_LEAVE_S = 10.0  # far longer than connections take to close
+
+
 class Store:
     """A database, with its transactions. Thread-safe.
 
@@ -133,6 +136,7 @@ class Store:
         self._kept: sa.Connection | None = None  # the only connection that writes on SQLite
         self._process = os.getpid()
         self._forking = threading.Lock()
+        self._is_lost = False  # another process's connections cannot be closed in this one
         self._is_entangled = False  # another process's connections to the SQLite file are open in this one
 
     def _leave_parent(self) -> None:
@@ -140,10 +144,12 @@ class Store:
 
         SQLite's are closed first. While they are open, a new one takes no locks that other processes see: the last of
         these to close its own would delete the write-ahead log, with all that this process writes to it later. Those
-        that the parent's other threads were reading by cannot be closed, so nothing is written then.
+        that the parent's other threads were reading by cannot be closed, so nothing is written then. A lock of SQLite,
+        or of the pool, that such a thread held for a moment is never released here: this would wait for it for ever.
 
         Raises:
-            DatabaseError: another thread of the parent was writing to the SQLite file, whose transaction a close ends.
+            DatabaseError: another thread of the parent was writing to the SQLite file, whose transaction a close ends,
+                or held such a lock.
         """
         with self._forking:
             if self._process == os.getpid():
@@ -151,17 +157,29 @@ class Store:
             if not self.is_sqlite:
                 self.engine.dispose(close=False)
             elif self._kept is not None and self._kept.in_transaction():
-                raise DatabaseError(
-                    f"database {show_url(self.url)}: this process was forked in the middle of a write to it, and "
-                    "cannot use it: fork before or after"
-                )
+                raise self._forked("a write to it, and cannot use it")
             else:
-                pool, kept = self.engine.pool, self._kept is not None
-                if isinstance(pool, sa.pool.QueuePool) and pool.checkedout() > kept:
-                    self._is_entangled = True
-                self._close()
+                if not self._is_lost:
+                    leaving = threading.Thread(target=self._close_parents, name="forked", daemon=True)
+                    leaving.start()
+                    leaving.join(_LEAVE_S)
+                    self._is_lost = leaving.is_alive()
+                if self._is_lost:
+                    raise self._forked("a use of it by another thread, and cannot use it")
                 self._writing = threading.Lock()
             self._process = os.getpid()  # last, as another thread takes a connection at once
+
+    def _close_parents(self) -> None:
+        pool, kept = self.engine.pool, self._kept is not None
+        is_read = isinstance(pool, sa.pool.QueuePool) and pool.checkedout() > kept
+        self._is_entangled = True  # should one not close
+        self._close()
+        self._is_entangled = is_read
+
+    def _forked(self, what: str) -> DatabaseError:
+        return DatabaseError(
+            f"database {show_url(self.url)}: this process was forked in the middle of {what}: fork before or after"
+        )
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -187,10 +205,7 @@ class Store:
         if self._process != os.getpid():
             self._leave_parent()
         if self._is_entangled:
-            raise DatabaseError(
-                f"database {show_url(self.url)}: this process was forked in the middle of a read of it, and cannot "
-                "write to it: fork before or after"
-            )
+            raise self._forked("a read of it, and cannot write to it")
         if self._read_only:
             path = Path(str(self.url.database))
             raise DatabaseError(

@@ -341,6 +341,28 @@ def test_a_process_forked_in_the_middle_of_a_write_is_told_so(tmp_path: Path) ->
             assert connection.exec_driver_sql("SELECT count(*) FROM written").scalar_one() == 0
 
 
+def test_a_process_forked_while_a_thread_holds_a_lock_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the pool, or one of SQLite, which no thread of this process releases."""
+    monkeypatch.setattr("service.store.db._LEAVE_S", 0.2)
+    with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
+
+        def use(transaction: Callable[[], contextlib.AbstractContextManager[sa.Connection]]) -> str:
+            with pytest.raises(DatabaseError) as error, transaction():
+                pass
+            return str(error.value)
+
+        with store.read():
+            pass
+        pool: Any = store.engine.pool
+        with pool._pool.mutex:
+            told = in_fork(lambda: [use(store.read), use(store.write)])
+        assert all("forked in the middle of a use of it by another thread" in text for text in told)
+        with store.read():
+            pass
+
+
 def test_a_process_forked_while_a_thread_reads_reads_and_is_told_that_it_cannot_write(tmp_path: Path) -> None:
     """Its writes would be lost with the write-ahead log, which its parent deletes."""
     with contextlib.closing(Store(f"sqlite:///{tmp_path}/plevel.db")) as store:
