@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ LIBRARIES = {  # of the other scripts
     "figures", "fixture", "gpu_case", "gpu_child", "gpu_peer", "gpu_summary", "metaschedule", "peer_search", "race",
     "recording", "result",
 }
+RATIO = r"\d+\.\d+(?=×)"
 SOAK = {"soak"}  # it has no figure beside a peer: it counts faults, and fails
 
 
@@ -46,6 +48,36 @@ def test_every_benchmark_leaves_a_result() -> None:
         if path.stem not in LIBRARIES | SOAK:
             text = path.read_text()
             assert "save(" in text or ".saved(" in text or "import Call, benchmark" in text, path.name
+
+
+def performance_of_readme() -> list[str]:
+    """The rows and paragraphs of README.md's section on performance."""
+    section = (ROOT / "README.md").read_text().partition("\n## Performance\n")[2].partition("\n## ")[0]
+    return re.split(r"\n\n|\n(?=\|)", section)
+
+
+def test_each_model_in_the_readme_has_the_ratios_of_one_result() -> None:
+    peers = [f"{peer} / confirmed" for peer in ("Inductor", "ONNX Runtime", "OpenVINO")]
+    measured = set()
+    for path in result.FOLDER.glob("models-*.json"):
+        found = result.read(path.stem)
+        if set(peers) <= set(found.columns):
+            places = [list(found.columns).index(peer) for peer in peers]
+            measured |= {tuple(f"{row[i]:.2f}" for i in places if row[i] is not None) for row in found.rows}
+    told = []
+    for part in performance_of_readme():
+        shown = [re.findall(RATIO, cell) for cell in part.split("|")[2:-1]]
+        if len(shown) == len(peers):
+            told += zip(*shown, strict=True)  # "one; another" are of two runs
+    assert len(told) >= 10
+    assert set(told) <= measured
+
+
+def test_the_ratios_of_the_readme_are_those_of_a_section_of_the_documentation() -> None:
+    sections = [section for page in figures.PAGES for section in re.split(r"(?m)^#+ ", page.read_text())]
+    numbers = [set(re.findall(r"\d+\.\d+", section)) for section in sections]
+    for part in performance_of_readme():
+        assert any(known.issuperset(re.findall(RATIO, part)) for known in numbers), part
 
 
 def test_a_cell_is_shown_in_its_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
