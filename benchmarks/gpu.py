@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import math
 import os
 import re
 import subprocess
@@ -66,7 +67,7 @@ def tune(chosen: Sequence[tuple[str, Workload]], options: argparse.Namespace, fo
     database, model = folder / "tuned.db", folder / "cases.toml"
     model.write_text(write_model([RunWorkload(workload=w) for _, w in chosen], "", "cuda:0"))
     command = [sys.executable, "-P", "-m", "plevel", "tune", "-f", model, "--database", database]
-    command += ["--trials", str(options.tuned * len(chosen)), "--timeout", str(options.total)]
+    command += ["--trials", str(options.tuned * len(chosen)), "--timeout", f"{math.ceil(options.total)}s"]
     subprocess.run(command, check=True)
     return database
 

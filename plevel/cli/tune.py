@@ -44,8 +44,10 @@ def tune(
         typer.Option("--trials", metavar="N", min=1, max=10_000_000, help="Number of configurations to measure."),
     ] = 128,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Stop the search after this time."),
+        str | None,
+        typer.Option(
+            "--timeout", metavar="DURATION", show_default=False, help="Stop the search after this time: 90s, 10m …"
+        ),
     ] = None,
     until_gain: Annotated[
         str | None,
@@ -88,7 +90,10 @@ def tune(
     Example: plevel tune dense -i 'data=float32[128,768]' -i 'weight=float32[3072,768]:const'
     """
     place = location.locate(url, database, namespace, makes=run is None)
-    _check_place(place, timeout, webhook, wait=wait)
+    timeout_s = None if timeout is None else option.read_duration("--timeout", timeout)
+    if timeout_s == 0:
+        raise UsageError(f"--timeout {timeout}: give a longer time, as nothing is measured in it")
+    _check_place(place, webhook, wait=wait)
     least_gain = None if until_gain is None else option.read_share(
         "--until-gain", until_gain, lambda share: 0 < share < 1
     )
@@ -99,7 +104,7 @@ def tune(
         from strategy.record import RunRequest
 
         request = RunRequest(
-            workloads=workloads, target=where, trials=trials, timeout_s=timeout, until_gain=least_gain, seed=seed,
+            workloads=workloads, target=where, trials=trials, timeout_s=timeout_s, until_gain=least_gain, seed=seed,
             tuner="random" if tuner == "random" else "model", force=force, webhook=webhook,
             implementations=tuple(implementation) if implementation else None,
         )
@@ -132,10 +137,8 @@ def tune(
         raise CommandError(f"run {final.id} {final.state}: {final.message or 'no reason given'}", answered=True)
 
 
-def _check_place(place: location.Location, timeout: float | None, webhook: str | None, *, wait: bool) -> None:
-    """Raise `UsageError` for a time limit that is none, and for options that need a service, without one."""
-    if timeout is not None and not 0 < timeout < float("inf"):
-        raise UsageError(f"--timeout {timeout:g}: give a number of seconds greater than 0")
+def _check_place(place: location.Location, webhook: str | None, *, wait: bool) -> None:
+    """Raise `UsageError` for options that need a service, without one."""
     if webhook is not None and place.url is None:
         raise UsageError(
             "--webhook: needs a service whose PLEVEL_WEBHOOK_HOSTS lists the host: name the service "

@@ -353,7 +353,8 @@ def test_usage_errors_name_the_field(
             )
         ),
         pytest.param(("tune", *DENSE, "--trials", "10000001"), ["--trials", "10000000"], id="many trials"),
-        pytest.param(("tune", *DENSE, "--timeout", "0"), ["--timeout"], id="timeout"),
+        pytest.param(("tune", *DENSE, "--timeout", "0s"), ["--timeout 0s", "longer"], id="timeout"),
+        pytest.param(("tune", *DENSE, "--timeout", "300"), ["--timeout '300'", "45s"], id="timeout without a unit"),
         pytest.param(("tune", *DENSE, "--seed", "-1"), ["--seed"], id="seed"),
         pytest.param(("db", "prune", "--older-than", "²d"), ["--older-than", "90d"], id="age"),
         pytest.param(("tune", *DENSE, "--tuner", "magic"), ["--tuner", "model"], id="tuner"),
@@ -420,7 +421,7 @@ def test_usage_errors_name_the_field(
         pytest.param(
             ("worker", "--url", "http://x", "--idle-exit", "0s"), ["--idle-exit 0s", "longer"], id="idle at once"
         ),
-        pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout", "inf"], id="for ever"),
+        pytest.param(("tune", *DENSE, "--timeout", "inf"), ["--timeout 'inf'", "45s"], id="for ever"),
         *(
             pytest.param((*command.split(), age), [flag, "longer than 30 years"], id=f"{flag} of {len(age)} characters")
             for age in ("12000d", "9" * 400 + "d", "1" * 5000 + "s")
