@@ -144,11 +144,16 @@ def _products(
 
 
 def _fastest(workload: Workload, target: Target, name: str, samples: int, **fixed: Any) -> Bound:
-    """The kernel with the fastest of its configurations."""
+    """The kernel with the fastest of its configurations.
+
+    Raises:
+        SystemExit: the processor lacks its instructions.
+    """
     from strategy.op_strategy import candidates
 
-    (space,) = (c.space for c in candidates(workload, target) if c.implementation == name)
-    assert space is not None
+    space = next((c.space for c in candidates(workload, target) if c.implementation == name), None)
+    if space is None:
+        raise SystemExit(f"forms_cpu: {target} has no {name}, which needs instructions that it lacks: leave it out")
     drawn = [space.fallback, *space.sample(random.Random(0), samples)]
     made = [_bound(workload, target, name, {**config, **fixed}) for config in drawn]
     if len(made) == 1:
