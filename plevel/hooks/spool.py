@@ -54,11 +54,14 @@ class Spool:
 
         Raises:
             FullError: the folder is full.
-            OSError: it cannot be written or listed.
+            OSError: it cannot be written.
         """
         with self._lock:
             if self._bytes is None:
-                self._bytes = sum(map(_size, _files(self._folder)))
+                try:
+                    self._bytes = sum(map(_size, _files(self._folder)))
+                except OSError:  # of listing, which writing does not need; `deliver` tells of it
+                    self._bytes = 0
             if self._bytes + len(data) > SPOOL_BYTES:
                 raise FullError(f"{self._folder} has {SPOOL_BYTES} bytes")
             if self._own is not None and self._own.size + len(data) > FILE_BYTES:
@@ -165,7 +168,12 @@ class _File:
         self.path = path
         self.size = 0
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError:  # as of Lustre without its option: another process would take the file while this one writes
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
 
     def append(self, data: bytes) -> None:
         """Write all or nothing."""

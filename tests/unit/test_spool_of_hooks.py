@@ -135,6 +135,40 @@ def test_a_folder_that_cannot_be_listed_for_now_is_no_empty_one(
     assert Spool(tmp_path / "none", KEY).is_empty()
 
 
+def test_a_folder_that_can_be_written_and_not_listed_takes_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of mode 0300, which its owner may open again later."""
+    spool = Spool(tmp_path, KEY)
+
+    def fail(path: object = ".") -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        for name in ("listdir", "scandir"):
+            patch.setattr(os, name, fail)
+        spool.keep(line(0))
+        with pytest.raises(PermissionError):
+            delivered(spool)
+        spool.keep(line(1))
+    assert delivered(spool) == [line(0), line(1)]
+
+
+def test_a_file_system_without_locks_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre mounted without `flock`: neither files nor descriptors of the tool's process pile up."""
+    spool, opened = Spool(tmp_path, KEY), len([*Path("/proc/self/fd").iterdir()])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match="not implemented"):
+            spool.keep(line(0))
+    assert list(tmp_path.iterdir()) == []
+    assert len([*Path("/proc/self/fd").iterdir()]) == opened
+
+
 def test_a_forked_process_begins_a_file_of_its_own(tmp_path: Path) -> None:
     spool = Spool(tmp_path, KEY)
     spool.keep(line(0))
