@@ -30,6 +30,7 @@ from service.tuning.tuner import Tuner
 # their time, in an interpreter that runs one thread at a time.
 SELECTIONS = 4
 LARGE_SELECTIONS = 2  # of many workloads or unknown shapes, one of each client: they compute for seconds
+SCANS = 4  # looks for words in all workloads, one of each client: they compute, and hold a connection to the database
 DECODED = 2  # large bodies at a time
 IMPORTS = 8  # large ones at a time, each of which has a thread and a process while its client sends it, however slowly
 OF_CLIENT = IMPORTS // 2
@@ -82,6 +83,10 @@ class Context:
     @cached_property
     def large_selections(self) -> ClientSlots:
         return ClientSlots(LARGE_SELECTIONS, 1)
+
+    @cached_property
+    def scans(self) -> ClientSlots:
+        return ClientSlots(SCANS, 1)
 
     @cached_property
     def decoding(self) -> CapacityLimiter:

@@ -18,7 +18,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from service.api.packet import JoinedTransport
-from service.api.peer import plain_address
 from service.api.problem import describe_error
 from service.api.wire import PROBLEM
 from service.errors import (
@@ -30,6 +29,7 @@ from service.errors import (
     TooSlowError,
     UrlTooLongError,
 )
+from service.peer import plain_address
 from service.settings import Settings
 from strategy.record import encode
 

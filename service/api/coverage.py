@@ -15,8 +15,9 @@ from service.records import coverage, log_page
 from service.records.filter import Tasks
 from service.store.tables import Scope
 from service.tuning import run_status
+from service.turn import WordsRoute
 
-router = APIRouter(prefix="/v1", tags=["records"])
+router = APIRouter(prefix="/v1", tags=["records"], route_class=WordsRoute)
 
 
 def tasks_of(

@@ -8,7 +8,6 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from service.access.auth import Who, Within
-from service.api.turn import FEW, in_turn
 from service.api.wire import Body, Etag, describe, reply_tagged
 from service.context import Ctx
 from service.records import foreign
@@ -19,6 +18,7 @@ from service.records.foreign_ranking import (
     ForeignQuestion,
     ForeignTerms,
 )
+from service.turn import FEW, in_turn
 from strategy.record import convert
 
 router = APIRouter(prefix="/v1/foreign/{tool}", tags=["foreign"])

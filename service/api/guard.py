@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.access.auth import LOCAL, Actor, Authority
-from service.api.peer import network_of
 from service.api.problem import is_served, response_of
 from service.errors import (
     STOPPING,
@@ -21,6 +20,7 @@ from service.errors import (
     StoppedError,
     UnauthorizedError,
 )
+from service.peer import network_of
 from service.store.tables import TokenScope
 
 _OPEN = ("/healthz", "/readyz", "/static/")

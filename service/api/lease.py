@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.access.auth import Actor, Who
-from service.api.peer import may_have_left
 from service.api.wire import Body, describe, reply
 from service.context import Context, Ctx
 from service.errors import DeviceBusyError, ServiceError, StoppedError
+from service.peer import may_have_left
 from service.queue import fleet, renewal
 from service.queue import lease as leasing
 from service.queue.place import LeaseAsk

@@ -20,8 +20,8 @@ import uvicorn
 from service.api.certificate import Certificate
 from service.api.connection import Connection, answer_to
 from service.api.line_limit import LineLimit
-from service.api.peer import network_of, plain_address
 from service.errors import BusyError
+from service.peer import network_of, plain_address
 from service.settings import Settings
 
 GONE_S = 60  # of silence, after which an unreachable client is dropped

@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from service.access import audit
 from service.access.auth import Actor, Who, Within
 from service.api.problem import problem_of
-from service.api.turn import FEW, in_turn
 from service.api.wire import QUESTION, TARGET, Body, Etag, Problem, describe, reply, reply_tagged
 from service.context import Context, Ctx
 from service.errors import DatabaseError
@@ -21,6 +20,7 @@ from service.selection.database import RecordDatabase
 from service.store.tables import TokenScope
 from service.tuning import plan as planning
 from service.tuning import run as runs
+from service.turn import FEW, in_turn
 from strategy.op_strategy import Candidate
 from strategy.record import AskedWorkload, RunRequest, RunWorkload
 from strategy.select import Evidence, Policy, Reason, Selection

@@ -13,12 +13,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service.access import audit
 from service.access.auth import Actor, Who, Within
-from service.api.peer import client_of
 from service.api.wire import describe, reply
 from service.context import Context, Ctx, named_length
 from service.errors import DatabaseError, InvalidError
 from service.formats import Format, FormatError, Rejected, Summary
 from service.formats.source import GZIP, Pieces, Stream
+from service.peer import client_of
 from service.records.importer import import_items
 from service.records.paced_upload import PacedUpload
 from service.records.reading_message import Order

@@ -102,7 +102,8 @@ class Store:
             # More prepared statements than Python's default of 128.
             connect = {"check_same_thread": False, "timeout": 60.0, "cached_statements": 512}
             if may_write(path) and not (read_only and is_full(path)):
-                options |= {"connect_args": connect, "pool_use_lifo": True}
+                # As many as there are threads: slow readers that had taken all let no selection begin.
+                options |= {"connect_args": connect, "pool_use_lifo": True, "max_overflow": -1}
             else:
                 self._foreign = ForeignFile(path, connect)
                 options |= {"creator": self._foreign.connect, "poolclass": sa.pool.NullPool}

@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect
 from service.access.auth import Actor
 from service.api import selection, wire
 from service.api.selection import BatchRequest, DispatchRequest, EvidenceRequest, SelectRequest
-from service.api.turn import FEW, in_turn
 from service.context import LARGE_SELECTIONS, SELECTIONS, Context
 from service.settings import Settings
+from service.turn import FEW, in_turn
 from strategy.record import encode
 from strategy.target import Target
 from strategy.workload import Input, Workload

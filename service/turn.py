@@ -1,17 +1,18 @@
-"""Turns of selections: large requests of one client hold neither the service nor the selections of others."""
+"""Turns of large selections, and of filters by words: those of one client hold neither the service nor others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from anyio import to_thread
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from service.access.auth import Actor
-from service.api.peer import client_of, may_have_left
-from service.context import Context
+from service.context import Context, context_of
+from service.peer import client_of, may_have_left
 
 T = TypeVar("T")
 FEW = 16  # answers of one request that take no longer than as many selections
@@ -29,6 +30,23 @@ async def in_turn(context: Context, request: Request, who: Actor, large: bool, a
     async with context.large_selections.turn(client_of(request, who)):
         await _require_client(request)
         return await to_thread.run_sync(answer, limiter=context.large_selections.threads)
+
+
+class WordsRoute(APIRoute):
+    """A route that answers a filter by words of workloads in its client's turn, as all workloads are read for it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer = super().get_route_handler()
+
+        async def answer_in_turn(request: Request) -> Response:
+            if not request.query_params.get("workload_has"):
+                return await answer(request)
+            context = await context_of(request)
+            async with context.scans.turn(client_of(request, request.state.actor)), context.scans.threads:
+                await _require_client(request)
+                return await answer(request)
+
+        return answer_in_turn
 
 
 async def _require_client(request: Request) -> None:
