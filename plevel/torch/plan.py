@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from threading import Lock
 
 import torch
@@ -20,7 +19,7 @@ from plevel.torch.node import extent_of, extents
 from plevel.torch.reduction import REDUCTIONS
 from plevel.torch.replacement import replace
 from plevel.torch.site import find_sites
-from plevel.torch.store import digest_of
+from plevel.torch.store import compiler_code, digest_of
 from service.errors import DatabaseError
 from strategy.host import cpu_model
 from strategy.target import Target, cpu_target
@@ -171,7 +170,7 @@ def make_plan(module: GraphModule, choose: Choose, ask: Ask) -> Plan:
     graph = graph_digest(module)
     key = digest_of(
         graph, sorted(map(kernel_digest, selections.values())), cpu_model(), target.threads, str(torch.__version__),
-        version("plevel"),
+        compiler_code(),
     )
     return Plan(extraction, selections, refused, target, graph, key, ask)
 

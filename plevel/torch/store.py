@@ -14,6 +14,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ LIMIT_BYTES = 2**30
 YOUNG_S = 86_400.0
 MOVED_BY = "XDG_CACHE_HOME"  # the environment's name of another place
 SIGNATURE = ".so.json"  # of a kernel, beside it
+# Packages that import, plan and compile graphs. Those of operators have versions.
+_COMPILERS = ("plevel", "plevel.torch", "strategy", "strategy.compile", "strategy.network")
+_SOURCES = (".py", ".c", ".h")
 
 
 class FolderError(OSError):
@@ -134,3 +139,16 @@ def prune(limit_bytes: int = LIMIT_BYTES) -> None:
 def digest_of(*parts: Any) -> str:
     """32 hexadecimal digits for values that JSON can hold."""
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+@cache
+def compiler_code() -> str:
+    """Digest of the code that compiles graphs, of which two commits may have the same version of the package."""
+    return code_of(*_COMPILERS)
+
+
+def code_of(*packages: str) -> str:
+    """Digest of the names and texts of the packages' sources, without the packages within them."""
+    found = (path for package in packages for path in sorted(files(package).iterdir(), key=lambda p: p.name))
+    sources = (path for path in found if path.name.endswith(_SOURCES))
+    return digest_of(*((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources))

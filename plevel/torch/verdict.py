@@ -1,4 +1,4 @@
-"""Verdicts of confirmation, kept on disk by their graph, kernels, machine, threads and versions."""
+"""Verdicts of confirmation, kept on disk by their graph, kernels, machine, threads, and code of PyTorch and plevel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def read_verdict(plan: Plan, choose: Choose) -> Verdict | None:
-    """The verdict on the same graph, kernels, machine, threads and versions; None where there is none.
+    """The verdict on the same graph and kernels, by the same machine, threads and code; None where there is none.
 
     Args:
         choose: selects a workload's kernel; where another is selected now than was timed in the graph's library,

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,20 @@ from plevel.kernel_selection import Choose
 from plevel.torch.exported import Order, find_weights, import_graph
 from plevel.torch.frozen import is_dense
 from plevel.torch.kernel import chosen_digest
-from plevel.torch.store import digest_of, folder, is_library, keeping, make_temporary, prune, touch
+from plevel.torch.store import (
+    compiler_code,
+    digest_of,
+    folder,
+    is_library,
+    keeping,
+    make_temporary,
+    prune,
+    touch,
+)
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model, usable_cores
 from strategy.network.graph import NetworkError
-from strategy.network.library import Manifest, network_code
+from strategy.network.library import Manifest
 from strategy.record import convert, to_json
 from strategy.target import Target
 from workers.pool import Ask
@@ -282,8 +290,7 @@ def _prefix(module: GraphModule, inputs: Sequence[Any], target: Target) -> str:
     digest = digest_of(
         [(name, str(graph)) for name, graph in graphs], _types(inputs), sorted(_weights(module)), target.to_json(),
         cpu_model(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu"),
-        str(torch.get_autocast_dtype("cpu")), str(torch.__version__), version("plevel"),
-        network_code(),
+        str(torch.get_autocast_dtype("cpu")), str(torch.__version__), compiler_code(),
     )
     return f"graph-{digest}"
 

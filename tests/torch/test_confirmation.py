@@ -51,7 +51,7 @@ from plevel.torch.extraction import Extraction, extract
 from plevel.torch.frozen import compile_frozen, copy_strided
 from plevel.torch.plan import graph_digest, model_target
 from plevel.torch.progress import Progress, Series
-from plevel.torch.store import folder
+from plevel.torch.store import code_of, folder
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, _prefix, draft_whole
 from service.store import migration
@@ -175,6 +175,35 @@ def test_a_graph_that_is_faster_as_one_library_runs_as_one(whole):
             parameter.mul_(1.5)
     run(model, inputs)
     assert len(set(folder().glob("graph-*.so")) - before) == 2
+
+
+def test_an_update_of_plevel_times_a_graph_again_and_makes_its_library_anew(whole, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, inputs = torch.nn.Sequential(models.Block(48, 96)).eval(), (torch.randn(2, 24, 48),)
+    before = set(folder().glob("*"))
+    whole += [[0.6] * 9]
+    run(model, inputs)
+    for module in ("plan", "whole"):
+        monkeypatch.setattr(f"plevel.torch.{module}.compiler_code", lambda: "of an update")
+    whole += [[0.6] * 9]
+    run(model, inputs)
+    assert whole == []
+    for kind in ("graph-*.so", "verdict-*"):
+        assert len(set(folder().glob(kind)) - before) == 2
+
+
+def test_the_code_that_compiles_graphs_is_told_from_that_of_another_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    package = tmp_path / "made_compiler"
+    (package / "__pycache__").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    first = code_of("made_compiler")
+    (package / "__pycache__" / "plan.pyc").write_bytes(b"\xff")
+    assert code_of("made_compiler") == first
+    (package / "library.c").write_text("int x;")
+    assert code_of("made_compiler") != first
 
 
 def test_a_library_is_made_anew_for_other_weights_and_threads(whole):
