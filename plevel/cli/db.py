@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -114,7 +114,7 @@ def backup(
     database: option.Database = None,
     as_json: option.AsJson = False,
 ) -> None:
-    """Copy an SQLite database to a new file while it is used.
+    """Copy an SQLite database, of this or an older schema, to a new file while it is used.
 
     Example: plevel db backup plevel-copy.db
     """
@@ -122,8 +122,11 @@ def backup(
 
     where = _existing(database)
     from service.store import backup as copier
+    from service.store import migration
+    from service.store.db import Store
 
-    with _opened(where) as store:
+    migration.current(where)  # not of another program
+    with closing(Store(where, read_only=True)) as store:
         size = copier.backup(store, file)
     tell(
         f"wrote {file}: a copy of {_shown(where)}, {size} bytes",

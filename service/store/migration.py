@@ -69,8 +69,8 @@ def _own_revision(store: Store, connection: sa.Connection) -> str | None:
         )
     if revision is not None and revision not in revisions():
         raise SchemaError(
-            f"database {shown(store)} has schema {revision}, newer than this plevel's {head()}: "
-            "install a newer plevel, or name another database"
+            f"database {shown(store)} has schema {revision}, newer than this plevel's {head()}: install a newer "
+            f"plevel, which can also bring it back, by `plevel db downgrade {head()}`, or name another database"
         )
     return revision
 

@@ -1892,6 +1892,8 @@ def test_what_is_done_is_told_as_json(called: Called, tmp_path: Path) -> None:
     assert told("db", "downgrade", "0006") == back
     assert told("db", "downgrade", "0006", "--yes") == back | {"done": True}
     assert told("db", "current")["schema"] == "0006"
+    older = tmp_path / "older.db"  # a copy from before an upgrade, by the plevel that is to upgrade it
+    assert told("db", "backup", str(older))["bytes"] == older.stat().st_size
     assert told("db", "upgrade")["schema"] == schema
     nothing = {"done": False, "records": 0}
     assert nothing.items() <= told("db", "prune", "--older-than", "1d").items()
