@@ -21,6 +21,7 @@ from plevel.cli.verification import verify_library
 
 if TYPE_CHECKING:
     from strategy.compile.entry import LibraryRow
+    from strategy.select.dispatch import DispatchTable
     from strategy.select.lock import Locked
     from strategy.target import Target
     from strategy.workload import Workload
@@ -221,6 +222,17 @@ class _Plan(NamedTuple):
             self.workload, self.target, self.implementation, self.config, self.place, self.locked
         )
 
+    def _tabulate(self) -> DispatchTable:
+        """The dispatch table of what is installed here, by the evidence of a service, which may have other versions."""
+        if self.place.url is None:
+            with self.place.connect() as records:
+                return records.dispatch(self.workload, self.target)
+        from plevel.database import plevel_database
+        from strategy.select.dispatch import dispatch
+
+        with plevel_database(self.place.url, namespace=self.place.namespace) as database:
+            return dispatch(self.workload, self.target, database)
+
     def _make_library(self) -> dict[str, Any]:
         from strategy.compile.c_text import c_word
         from strategy.compile.entry import LibraryRow
@@ -233,8 +245,7 @@ class _Plan(NamedTuple):
         about: dict[str, Any]
         try:
             if self._is_table:
-                with self.place.connect() as records:
-                    table = records.dispatch(self.workload, self.target)
+                table = self._tabulate()
                 rows: list[LibraryRow] = table_rows(table)
                 about = {"table": table}
             else:

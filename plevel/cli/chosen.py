@@ -59,6 +59,7 @@ def lower_chosen(
 ) -> Chosen:
     """Return the function to compile: of the lock, of --implementation, or selected."""
     from strategy.compile.lower import lower
+    from strategy.op_strategy import candidates
 
     because: str | None
     if locked is not None:
@@ -70,7 +71,8 @@ def lower_chosen(
         if config:
             raise UsageError("--config: name the implementation too, with --implementation")
         with place.connect() as records:
-            answer = records.select(workload, target)
+            # Those that are built here: a service may have other versions.
+            answer = records.select(workload, target, candidates=candidates(workload, target))
         name, values, because = answer.implementation, answer.config, answer.explanation
     return Chosen(lower(workload, target, name, values), name, values, because)
 
@@ -85,7 +87,7 @@ def require_version(locked: Locked) -> None:
         has = "is not installed here" if version is None else f"has version {version} here"
         raise CommandError(
             f"--lock: {locked.implementation} of {locked.workload} {has}, the lock has {locked.version}: "
-            "write the lock again with 'plevel lock'"
+            "write the lock again with 'plevel lock', with --url by a service of the same plevel"
         )
 
 
