@@ -11,7 +11,9 @@ import json
 from importlib.resources import files
 
 from strategy.op import all_ops, has_own_strategy
-from strategy.record import ALL
+from strategy.record import ALL, RunStatus
+
+OTHER_VERSIONS = "needs other versions of implementations than are installed"
 
 
 def installed() -> dict[str, dict[str, int]]:
@@ -24,3 +26,14 @@ def installed() -> dict[str, dict[str, int]]:
         name: listed[name] if name in listed and has_own_strategy(op) else listed.get(name, {}) | {ALL: 0}
         for name, op in tunable.items()
     }
+
+
+def can_measure(run: RunStatus) -> bool:
+    """Return whether all implementations of a run are installed here in its versions; else the run `OTHER_VERSIONS`."""
+    operators = installed()
+    for task in run.tasks:
+        known = operators.get(task.workload.partition("(")[0], {})
+        version = known.get(task.implementation)
+        if ALL not in known if version is None else task.version.partition(".")[0] != str(version):
+            return False
+    return True

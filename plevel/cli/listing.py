@@ -76,10 +76,17 @@ def _say_what_continues(
     console: Console, found: Iterable[RunStatus], place: location.Location
 ) -> None:
     """Print one unwrapped line for each interrupted run, so that the command can be copied."""
+    from strategy.installed import OTHER_VERSIONS, can_measure
+
     for r in found:
         if not r.interrupted:
             continue
-        if place.url is None:
+        if place.url is None and not can_measure(r):
+            told = (
+                f"was interrupted, and {OTHER_VERSIONS}: repeat its request with  "
+                f"{location.resume_command(r.id, place)}  and end it with  plevel cancel {r.id}{place.address}"
+            )
+        elif place.url is None:
             told = f"was interrupted; continue it with  {location.resume_command(r.id, place)}"
         else:
             told = "waits for a service that tunes; it goes on by itself"

@@ -253,13 +253,15 @@ def _say_why_it_stands(console: Console, embedded: Embedded) -> None:
 def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: location.Location) -> None:
     """Name the runs of a database that go on beside this one: another command's, or interrupted ones."""
     from plevel.client import FINISHED
+    from strategy.installed import OTHER_VERSIONS, can_measure
     from strategy.table import show_number
 
     for other in client.runs(100):
         if other.id != run.id and other.state not in FINISHED and other.target.host.key == run.target.host.key:
+            goes_on = "goes on beside this one" if can_measure(other) else f"{OTHER_VERSIONS}, and cannot go on"
             console.print(
-                f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, goes on beside "
-                f"this one; 'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
+                f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, {goes_on}; "
+                f"'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",
                 markup=False, soft_wrap=True,
             )
 

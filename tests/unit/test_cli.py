@@ -585,9 +585,11 @@ def status(run_id: int, *workloads: str, interrupted: bool) -> RunStatus:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", ["runs", "status"])
+@pytest.mark.parametrize("fits", [True, False])
 def test_runs_have_a_title_and_an_interrupted_one_a_command(
-    command: str, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, fits: bool, called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("strategy.installed.can_measure", lambda run: fits)
     known = (status(2, "dense(x)", interrupted=False), status(1, *"abc", interrupted=True))
     monkeypatch.setattr(Direct, "runs", lambda self, limit, **wanted: known)
     monkeypatch.setenv("PLEVEL_NAMESPACE", "vision")
@@ -598,9 +600,12 @@ def test_runs_have_a_title_and_an_interrupted_one_a_command(
     assert shown.returncode == 0, shown.stderr
     for text in ("3 workloads", "dense(x)", "told", "interrupted"):
         assert text in shown.stdout
-    (line,) = [line for line in shown.stdout.splitlines() if "continue it with" in line]
+    (line,) = [line for line in shown.stdout.splitlines() if "was interrupted" in line]
+    resume = f"  plevel tune --run 1 --database 'sqlite:///{database}'"
     assert line == (
-        f"run 1 was interrupted; continue it with  plevel tune --run 1 --database 'sqlite:///{database}'"
+        f"run 1 was interrupted; continue it with{resume}" if fits
+        else "run 1 was interrupted, and needs other versions of implementations than are installed: repeat its "
+        f"request with{resume}  and end it with  plevel cancel 1 --database 'sqlite:///{database}'"
     )
 
 

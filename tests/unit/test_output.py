@@ -326,11 +326,15 @@ def test_runs_that_go_on_beside_this_one_are_named() -> None:
     runs = (
         run(2), run(6, id=2), run(10, id=3, state=RunState.DONE), run(0, id=4, target=elsewhere),
         run(7, id=5, target=TARGET.in_network()),
+        run(8, task("dense_pack.cpu", 1.0, workload="dense(a=float32[1,1])", version="1.ab"), id=6),
     )
     place = Location(database="sqlite:////tmp/here.db")
     say_what_else_runs(console, cast("Any", SimpleNamespace(runs=lambda limit: runs)), run(2), place)
     assert out.getvalue().splitlines() == [
-        f"Run {number}, at {done} of 10 trials, goes on beside this one; 'plevel cancel {number} "
+        f"Run {number}, at {done} of 10 trials, {goes_on}; 'plevel cancel {number} "
         "--database sqlite:////tmp/here.db' stops it, and keeps its measurements."
-        for number, done in ((2, 6), (5, 7))
+        for number, done, goes_on in (
+            (2, 6, "goes on beside this one"), (5, 7, "goes on beside this one"),
+            (6, 8, "needs other versions of implementations than are installed, and cannot go on"),
+        )
     ]
