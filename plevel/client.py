@@ -33,6 +33,7 @@ _Lists = dict[str, list[dict[str, Any]]]
 _RECONNECT_S = 0.2
 # Temporary: the service, its database or a proxy is expected to answer later.
 BUSY = (429, 502, 503, 504)
+_INVALID, _UNKNOWN = 422, re.compile(r"\bunknown (?:field|parameter)\b")
 FINISHED = frozenset({RunState.DONE, RunState.FAILED, RunState.CANCELLED})
 
 
@@ -635,6 +636,8 @@ def problem_of(response: httpx.Response) -> ServiceError:
             f"{text:.200}"
         )
         return ServiceError(response.status_code, response.reason_phrase, detail)
+    if response.status_code == _INVALID and _UNKNOWN.search(detail := str(body.get("detail", ""))):
+        body["detail"] = f"{detail}; if it is spelt right, the service is of an older plevel than this one: upgrade it"
     return _refusal({**body, "status": response.status_code})
 
 

@@ -443,3 +443,16 @@ def test_an_export_from_nowhere_is_not_said_to_have_begun() -> None:
 
     with client_of(refuse, 0.0) as asked, pytest.raises(UnreachableError, match="^no service answers at http://farm"):
         list(asked.export_records("native"))
+
+
+@pytest.mark.parametrize(("detail", "is_older"), [
+    ("query.state: unknown parameter: expected one of limit", True),
+    ("unknown field 'of': expected one of workload", True),
+    ("query.limit: expected a number", False),
+])
+def test_an_older_service_is_named_as_a_reason(detail: str, is_older: bool) -> None:
+    refusing = httpx.MockTransport(lambda request: httpx.Response(422, json={"title": "no", "detail": detail}))
+    with Client("http://farm", transport=refusing) as client, pytest.raises(ServiceError) as caught:
+        client.runs(state="live")
+    assert str(caught.value).startswith(detail)
+    assert ("the service is of an older plevel than this one: upgrade it" in str(caught.value)) == is_older
