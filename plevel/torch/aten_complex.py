@@ -203,6 +203,27 @@ def _join(values: Sequence[Any], axis: int = 0) -> Complex:
     return Complex(*(OPERATORS["aten.cat.default"](list(part), axis) for part in zip(*map(_pair, values), strict=True)))
 
 
+@_register("copy.default")
+def _copy(x: Any, source: Any, *_: Any) -> Any:
+    """Real numbers take the real part alone."""
+    copy = OPERATORS["aten.copy.default"]
+    if not isinstance(x, Complex):
+        return copy(x, source.real)
+    return Complex(*(copy(a, b) for a, b in zip(x, _pair(source), strict=True)))
+
+
+@_register("slice_scatter.default")
+def _slice_scatter(x: Complex, source: Complex, *place: Any, **named: Any) -> Complex:
+    scatter = OPERATORS["aten.slice_scatter.default"]
+    return Complex(*(scatter(a, b, *place, **named) for a, b in zip(x, source, strict=True)))
+
+
+@_register("index_put.default")
+def _index_put(x: Complex, indices: Sequence[Expr | None], values: Complex, accumulate: bool = False) -> Complex:
+    put = OPERATORS["aten.index_put.default"]
+    return Complex(*(put(a, indices, b, accumulate) for a, b in zip(x, values, strict=True)))
+
+
 @_register("constant_pad_nd.default")
 def _pad(x: Complex, sides: Sequence[int], value: complex = 0) -> Complex:
     pad = OPERATORS["aten.constant_pad_nd.default"]

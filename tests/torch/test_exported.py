@@ -76,7 +76,7 @@ def mixed(experts, x, i):
 
 
 def written(x, i):
-    found = torch.zeros(4, 8)
+    found = torch.zeros_like(x)
     found[1:3, -2:] = x[:2, :2]
     found[0] = 1
     found[:, 0] += i[:, 0]
@@ -531,6 +531,12 @@ COMPUTED = {
         )] + [v for z in (torch.complex(x, x + 1),) for v in (
             z.conj().imag * 2, torch.linalg.vector_norm(z, dim=1), z == z.conj(), z != z[0],
         )], X.sin(), COUNTS,
+    ),
+    "complex numbers that are written": (
+        lambda x, i: [torch.view_as_real(v) for z in (torch.complex(x, x + 1),) for v in (
+            written(z, i), torch.slice_scatter(z, z[:, :3] * 2j, 1, 1, 7, 2), z.select_scatter(z[0], 0, 2),
+            z.index_put((i[0],), z[1]), z.index_put((i[0],), -z[:1], accumulate=True), torch.ops.aten.copy(z, x[0]),
+        )] + [torch.ops.aten.copy(x, torch.complex(x, x) * 2)], X.sin(), COUNTS,
     ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
