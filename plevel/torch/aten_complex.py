@@ -106,6 +106,18 @@ def _product_of(name: str) -> Operator:
     return make
 
 
+def _written_by(name: str) -> Operator:
+    """A tensor with another one in some of its places."""
+
+    def make(x: Complex, source: Complex, *place: Any, **named: Any) -> Complex:
+        write = OPERATORS[name]
+        return Complex(*(write(a, b, *place, **named) for a, b in zip(x, source, strict=True)))
+
+    return make
+
+
+for _name in ("slice_scatter.default", "diagonal_scatter.default"):
+    _TABLE[f"aten.{_name}"] = _written_by(f"aten.{_name}")
 for _name in ("add.Tensor", "sub.Tensor"):
     _TABLE[f"aten.{_name}"] = _sum_of(f"aten.{_name}")
 for _name in ("mul.Tensor", "bmm.default", "matmul.default", "mm.default"):
@@ -210,12 +222,6 @@ def _copy(x: Any, source: Any, *_: Any) -> Any:
     if not isinstance(x, Complex):
         return copy(x, source.real)
     return Complex(*(copy(a, b) for a, b in zip(x, _pair(source), strict=True)))
-
-
-@_register("slice_scatter.default")
-def _slice_scatter(x: Complex, source: Complex, *place: Any, **named: Any) -> Complex:
-    scatter = OPERATORS["aten.slice_scatter.default"]
-    return Complex(*(scatter(a, b, *place, **named) for a, b in zip(x, source, strict=True)))
 
 
 @_register("index_put.default")

@@ -83,8 +83,8 @@ def _as_strided(x: Expr, shape: Sequence[int], steps: Sequence[int], offset: int
     while axes and steps[axes[-1]] == run:
         run *= shape[axes.pop()]
     row = math.gcd(run, size, begin, *(steps[axis] for axis in axes))  # a run is one or several
-    places = _places([*(shape[a] for a in axes), run // row], [*(steps[a] // row for a in axes), 1]) + begin // row
-    found = call("take", layer.reshape(memory, (size // row, row)), Constant(places), axis=0)
+    places = places_in_memory([*(shape[a] for a in axes), run // row], [*(steps[a] // row for a in axes), 1])
+    found = call("take", layer.reshape(memory, (size // row, row)), Constant(places + begin // row), axis=0)
     return layer.transpose(layer.reshape(found, [shape[axis] for axis in laid]), np.argsort(laid).tolist())
 
 
@@ -93,7 +93,7 @@ def _outward(steps: Sequence[int]) -> list[int]:
     return sorted(range(len(steps)), key=lambda axis: steps[axis], reverse=True)
 
 
-def _places(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+def places_in_memory(shape: Sequence[int], steps: Sequence[int]) -> np.ndarray:
     """The places in memory of a tensor's elements."""
     axes = [np.arange(n) * step for n, step in zip(shape, steps, strict=True)]
     return np.asarray(sum(np.ix_(*axes), np.zeros((), np.int64)))

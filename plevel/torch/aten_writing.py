@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from plevel.torch.aten import cast, register
-from plevel.torch.aten_movement import counted, indexed_first
+from plevel.torch.aten_movement import counted, indexed_first, places_in_memory
 from strategy.expr import Call, Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
+from strategy.network.layer import number
 from strategy.network.rewriter import extents
 from strategy.network.scatter import (
     add_elements,
@@ -46,6 +47,39 @@ def _slice_scatter(
         return call("take", layer.concatenate([x, source], axis), Constant(places), axis=axis)
     whole = [layer.take_slice(x, axis, 0, first), source, layer.take_slice(x, axis, behind, None)]
     return layer.concatenate([part for part in whole if extents(part)[axis]], axis)
+
+
+@register("diagonal_scatter.default")
+def _diagonal_scatter(x: Expr, source: Expr, offset: int = 0, first: int = 0, second: int = 1) -> Expr:
+    rank = len(extents(x))
+    axes = [axis for axis in range(rank) if axis not in (first % rank, second % rank)] + [first % rank, second % rank]
+    into = layer.transpose(x, axes)
+    rows, columns = (layer.steps(0, n, 1, "int64") for n in extents(into)[-2:])
+    row = layer.reshape(rows, (-1, 1))
+    place = call("subtract", rows, number(max(-offset, 0), rows))
+    # The source's last axis as the rows, of which those without an element of the diagonal read any.
+    beside = call("take", cast(source, x.tensor_type.dtype), layer.clip(place, 0, None), axis=rank - 2)
+    is_on = call("equal", call("add", row, number(offset, row)), columns)
+    found = call("where", is_on, layer.reshape(beside, (*extents(beside), 1)), into)
+    return layer.transpose(found, np.argsort(axes).tolist())
+
+
+@register("as_strided_scatter.default")
+def _as_strided_scatter(
+    x: Expr, source: Expr, shape: Sequence[int], steps: Sequence[int], offset: int | None, own: Sequence[int]
+) -> Expr:
+    """Elements by their places in the memory of x, which has the strides `own`, as a filled diagonal's."""
+    size = math.prod(extents(x))
+    is_fixed = max((*extents(x), *shape), default=0) < PROBED
+    row_major = [math.prod(extents(x)[axis + 1 :]) for axis in range(len(own))]
+    is_whole = all(n == 1 or a == b for n, a, b in zip(extents(x), own, row_major, strict=True))
+    written = places_in_memory(shape, steps) + (offset or 0) if is_fixed and is_whole else None
+    if written is None or written.max(initial=0) >= size:
+        raise NetworkError(f"memory by strides {tuple(steps)} is written: make a copy with .contiguous() first")
+    places = np.arange(size)
+    places[written] = size + np.arange(written.size).reshape(written.shape)
+    parts = [layer.reshape(v, (-1,)) for v in (x, cast(source, x.tensor_type.dtype))]
+    return layer.reshape(call("take", layer.concatenate(parts, 0), Constant(places), axis=0), extents(x))
 
 
 @register("index_put.default")

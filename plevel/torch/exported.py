@@ -63,12 +63,14 @@ _WHOLE = (
     aten.upsample_nearest2d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec, aten.stft.default,
 )
 # PyTorch has parts of these, but does not take them by default.
-_BY_PARTS = (aten.addmv.default, aten.diagonal_scatter.default, aten.dist.default, aten.ldexp.Tensor)
+_BY_PARTS = (aten.addmv.default, aten.dist.default, aten.ldexp.Tensor)
 # Of a dtype and a device, which types fix, and of values that PyTorch would refuse.
 _CLAIMS = (
     aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._assert_scalar.default,
     aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default,
 )
+_STRIDED = {aten.as_strided.default: 3, aten.as_strided_scatter.default: 4}
+"""Views by strides, and the number of arguments before the begin."""
 _REFUSED = (ValueError, ArithmeticError, IndexError, TypeError, MemoryError)
 
 
@@ -305,8 +307,8 @@ def _compute(module: GraphModule, values: dict[Any, Any], names: dict[Expr, str]
             # A number of the program is no symbolic size, however large.
             axis = extents(args[0].real if isinstance(args[0], Complex) else args[0])[args[1]]
             args = (*args[:3], min(args[3], axis) if axis < PROBED else args[3], *args[4:])
-        if node.target is aten.as_strided.default:
-            args = (*args[:3], *_memory(node, args, at))
+        if n := _STRIDED.get(node.target):
+            args = (*args[:n], *_memory(node, args[n:], at))
         control = control_of(node)
         try:
             values[node] = control(node, run, *args) if control else _call(node, args, kwargs, at)
@@ -355,10 +357,10 @@ def _is_made(node: Any) -> bool:
     )
 
 
-def _memory(node: Any, args: Sequence[Any], at: Binding) -> tuple[int | None, tuple[int, ...]]:
+def _memory(node: Any, rest: Sequence[Any], at: Binding) -> tuple[int | None, tuple[int, ...]]:
     """The begin of a view by strides, from its tensor's own, and the tensor's strides."""
     own = node.args[0].meta["val"]
-    begin = args[3] if len(args) > 3 else None
+    begin = rest[0] if rest else None
     if begin is not None:  # from the begin of the memory, of which the tensor may be a part
         begin -= known(own.storage_offset(), at)
         if begin < 0:

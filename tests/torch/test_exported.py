@@ -85,6 +85,11 @@ def written(x, i):
     return found
 
 
+def added_to_diagonal(x, values):
+    x.diagonal().add_(values)
+    return x
+
+
 def quantised(x, weight):
     """A linear layer as PyTorch's export quantises it, its data with a scale that is given or a tensor."""
     define_quantized()
@@ -537,6 +542,13 @@ COMPUTED = {
             written(z, i), torch.slice_scatter(z, z[:, :3] * 2j, 1, 1, 7, 2), z.select_scatter(z[0], 0, 2),
             z.index_put((i[0],), z[1]), z.index_put((i[0],), -z[:1], accumulate=True), torch.ops.aten.copy(z, x[0]),
         )] + [torch.ops.aten.copy(x, torch.complex(x, x) * 2)], X.sin(), COUNTS,
+    ),
+    "diagonals that are written": (
+        lambda x, image: (
+            x.clone().fill_diagonal_(3), torch.diagonal_scatter(x, x[0, :3], -1), torch.diagonal_scatter(x, x[:, 0], 2),
+            torch.diagonal_scatter(image, image[:, :, 1, :3], 3, -1, 2), added_to_diagonal(x @ x.T, x[:, 0]),
+            added_to_diagonal(torch.complex(x, x), x[0, :4]).imag,
+        ), X, IMAGE,
     ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),

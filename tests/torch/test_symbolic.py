@@ -56,7 +56,7 @@ COMPILED = {
     "windows and diagonals": (
         lambda x: (
             x.unfold(0, 3, 1), (x @ x.T).diagonal(), (x @ x.T).diagonal(-2), (x @ x.T).diagonal(1), x.logcumsumexp(0),
-            torch.cat([x, x]).unfold(0, 2, 2),
+            torch.cat([x, x]).unfold(0, 2, 2), torch.diagonal_scatter(x @ x.T, x[1:, 0], -1),
         ), X, {0: ROWS},
     ),
     "norms, searches, and extents that are multiples with a summand": (
