@@ -79,6 +79,7 @@ def _convolution(
     x: Expr, weight: Expr, bias: Expr | None, strides: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int,
 ) -> Expr:
+    padding = padding * ((len(extents(x)) - 2) // len(padding))  # by name it is one number for all axes
     if transposed:
         return layer.transposed_convolution(
             x, weight, bias, strides=strides, padding=(*padding, *padding), output_padding=output_padding,

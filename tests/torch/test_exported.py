@@ -550,6 +550,14 @@ COMPUTED = {
             added_to_diagonal(torch.complex(x, x), x[0, :4]).imag,
         ), X, IMAGE,
     ),
+    "paddings by name": (
+        lambda x: [
+            nn.functional.conv3d(x, x[:, :, :2, :3, :2], padding="valid"),
+            nn.functional.conv3d(x, x[:, :, :3, :3, :3], padding="same"),
+            nn.functional.conv2d(x[0], x[0, :, :, :2, :3], padding="valid"),
+            nn.functional.conv1d(x[0, :, :, 0], x[0, :, :, 1, :3], padding="valid"),
+        ], IMAGE.view(1, 2, 4, 6, 6),
+    ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),
