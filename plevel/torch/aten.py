@@ -208,6 +208,16 @@ def _truncate(x: Expr) -> Expr:
     return call("where", call("less", x, number(0, x)), call("ceil", x), call("floor", x))
 
 
+@register("round.decimals")
+def _round_decimals(x: Expr, *, decimals: int = 0) -> Expr:
+    """As PyTorch does it, by a power of 10 that is an integer."""
+    if _category(x.tensor_type.dtype) < 2:
+        return x
+    power = number(10 ** abs(decimals), x)
+    before, behind = ("multiply", "divide") if decimals > 0 else ("divide", "multiply")
+    return call(behind, call("round", call(before, x, power)), power)
+
+
 @register("sign.default")
 def _sign(x: Expr) -> Expr:
     """0 of NaN, too."""
