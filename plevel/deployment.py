@@ -19,6 +19,7 @@ from strategy.network.blocking import choose_blocks, is_blocked
 from strategy.network.derivation import name_extents
 from strategy.network.graph import Network, NetworkError
 from strategy.network.group import describe, groups, require_twin, require_types
+from strategy.network.integer import multiply_integers
 from strategy.network.library import Manifest, prefix_of, symbol_of, write_library
 from strategy.network.library import describe as describe_library
 from strategy.network.normal import normalize
@@ -138,7 +139,7 @@ def draft(
         blocks: whether images are of blocked layouts where records say that this is faster, or are expected to.
         pairs: whether depthwise and pointwise convolutions in them are joined, likewise.
     """
-    normal = normalize(network)
+    normal = normalize(multiply_integers(network, target))
     if blocks and normal.sizes is None:
         normal = choose_blocks(normal, target, partial(_seconds, choose))
         normal = choose_joined(normal, partial(_seconds, choose)) if pairs else normal

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from strategy.network.blocking import choose_blocks
 from strategy.network.graph import Network
 from strategy.network.group import describe, groups
+from strategy.network.integer import multiply_integers
 from strategy.network.normal import normalize
 from strategy.network.plan import is_view
 from strategy.network.separable import join
@@ -74,7 +75,8 @@ class Extraction:
 
 def library_workloads(network: Network) -> Counter[Workload]:
     """The workloads of a network's library, with their numbers of calls."""
-    return Counter(describe(group, network.sizes)[0] for group in groups(normalize(network)) if not is_view(group))
+    normal = normalize(multiply_integers(network, cpu_target()))
+    return Counter(describe(group, network.sizes)[0] for group in groups(normal) if not is_view(group))
 
 
 def blocked_workloads(network: Network) -> Counter[Workload]:
@@ -84,7 +86,7 @@ def blocked_workloads(network: Network) -> Counter[Workload]:
     """
     if network.sizes is not None:
         return Counter()
-    normal = normalize(network)
+    normal = normalize(multiply_integers(network, cpu_target()))
     chosen = choose_blocks(normal, cpu_target(), lambda workload: math.nan)
     plain = {describe(group, None)[0] for group in groups(normal)}
     apart, joined = (

@@ -26,6 +26,7 @@ from plevel.torch.node import (
     extents,
     is_alike,
     is_call,
+    is_of_integers,
     is_plain,
     is_static,
 )
@@ -92,7 +93,7 @@ def find_calls(reader: Reader, node: Node) -> tuple[Call, ...] | None:
     None for other nodes, and for products that plevel has no operator for.
     """
     read = _READERS.get(node.target) if node.op == "call_function" else None
-    if read is None or not is_plain(node):
+    if read is None or not is_plain(node) or is_of_integers(node):
         return None
     if read is not _attention and not all(isinstance(e, int) for e in extents(node)[1:]):
         return None

@@ -26,7 +26,7 @@ from plevel.extraction import (
 from plevel.torch.exported import import_graph
 from plevel.torch.frozen import compile_frozen, unchanged
 from plevel.torch.merging import find_merged
-from plevel.torch.node import DTYPES, dtype, flops, is_static, name_of
+from plevel.torch.node import DTYPES, dtype, flops, is_of_integers, is_static, name_of
 from plevel.torch.program import load_program
 from plevel.torch.site import find_sites
 from strategy.network.graph import NetworkError
@@ -161,9 +161,11 @@ def extract_graph(module: GraphModule) -> Extraction:
 
 
 def _missed_name(node: Node) -> str:
-    """The operator, with its dtype or sizes where these are why it has no site."""
+    """The operator, with its dtype, operands or sizes where these are why it has no site."""
     if dtype(node) not in DTYPES:
         return f"{name_of(node)} of {str(dtype(node)).removeprefix('torch.')}"
+    if is_of_integers(node):
+        return f"{name_of(node)} of dequantised integers"
     return name_of(node) if is_static(node) else f"{name_of(node)} of symbolic sizes"
 
 

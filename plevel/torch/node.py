@@ -110,6 +110,19 @@ def is_alike(node: Any, like: Node) -> bool:
     return is_plain(node) and dtype(node) == dtype(like)
 
 
+def is_of_integers(node: Node) -> bool:
+    """Return whether a product is of a weight that PyTorch has quantised (PT2E).
+
+    Inductor finds integers in such products, and plevel does in the whole graph.
+    """
+    if not is_call(node, aten.mm.default, aten.addmm.default, aten.convolution.default):
+        return False
+    weight: Any = node.args[2 if node.target == aten.addmm.default else 1]
+    while is_call(weight, *RESHAPES, aten.permute.default, aten.clone.default, CONVERT):
+        weight = weight.args[0]
+    return isinstance(weight, Node) and str(weight.target).startswith("quantized_decomposed.dequantize_")
+
+
 def dtype(node: Node) -> torch.dtype:
     found: torch.dtype = node.meta["val"].dtype
     return found

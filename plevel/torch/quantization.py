@@ -1,6 +1,7 @@
 """Operators of programs that PyTorch has quantised (PT2E), by PyTorch's own parts of them.
 
-Values are those of PyTorch without a backend: products are of the real numbers that integers stand for.
+Integers are those of PyTorch without a backend. Their real numbers are plevel's `dequantize`, so that products of them
+can be products of the integers (`strategy/network/integer.py`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch._ops import OpOverload
+
+from plevel.torch.aten import OPERATORS, cast
+from strategy.expr import Constant, Expr, call
+from strategy.network import layer
 
 NAMESPACE = "quantized_decomposed"
 
@@ -26,9 +32,10 @@ def is_quantized_defined() -> bool:
 
 
 def quantized_parts(nodes: Iterable[Any]) -> dict[OpOverload, Callable[..., Any]]:
-    """The functions that compute the quantised operators among nodes by operators of ATen."""
-    targets = {n.target for n in nodes if isinstance(n.target, OpOverload) and n.target.namespace == NAMESPACE}
-    if not targets:
+    """The functions that compute the quantised operators among nodes by operators of ATen, where plevel has none."""
+    of = [n for n in nodes if isinstance(n.target, OpOverload) and n.target.namespace == NAMESPACE]
+    others = {n.target for n in of if str(n.target) not in OPERATORS or not _is_plain(n)}
+    if not (targets := {n.target for n in of} & others):
         return {}
     own: dict[OpOverload, Callable[..., Any]] = {
         torch.ops.quantized_decomposed.quantize_per_tensor.tensor: _quantize,
@@ -39,6 +46,35 @@ def quantized_parts(nodes: Iterable[Any]) -> dict[OpOverload, Callable[..., Any]
     module = define_quantized()
     found: dict[OpOverload, Any] = {t: own.get(t) or getattr(module, t.overloadpacket.__name__, None) for t in targets}
     return {target: part for target, part in found.items() if part is not None}
+
+
+def _is_plain(node: Any) -> bool:
+    """Return whether a node makes numbers of float32 from bytes, by scales that it does not round first."""
+    x, scale = (value.meta["val"] if isinstance(value, torch.fx.Node) else value for value in node.args[:2])
+    is_wide = isinstance(scale, torch.Tensor) and scale.dtype != torch.float32 and "channel" in str(node.target)
+    return not is_wide and x.dtype in (torch.int8, torch.uint8) and node.meta["val"].dtype == torch.float32
+
+
+def _dequantized(x: Expr, scale: Any, zero_point: Any, *_: Any, **__: Any) -> Expr:
+    given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
+    return call("dequantize", x, *(layer.reshape(number, ()) for number in given))
+
+
+def _dequantized_along(x: Expr, scales: Expr, zero_points: Expr | None, axis: int, *_: Any, **__: Any) -> Expr:
+    given = _quantity(scales, "float32"), _quantity(0 if zero_points is None else zero_points, "int32")
+    return call("dequantize", x, *given, axis=axis)
+
+
+def _quantity(value: Any, dtype: str) -> Expr:
+    """Scales or zero points, numbers or tensors, in the dtype of plevel's."""
+    if isinstance(value, Expr) and not isinstance(value, Constant):
+        return cast(value, dtype)
+    return Constant(np.asarray(value.value if isinstance(value, Constant) else value, dtype))
+
+
+for _overload in ("default", "tensor", "tensor2"):
+    OPERATORS[f"{NAMESPACE}.dequantize_per_tensor.{_overload}"] = _dequantized
+OPERATORS[f"{NAMESPACE}.dequantize_per_channel.default"] = _dequantized_along
 
 
 def _quantize(

@@ -34,6 +34,7 @@ from plevel.kernel_selection import Choose
 from plevel.torch.exported import Order, find_weights, import_graph
 from plevel.torch.frozen import is_dense
 from plevel.torch.kernel import chosen_digest
+from plevel.torch.quantization import NAMESPACE
 from plevel.torch.store import (
     compiler_code,
     digest_of,
@@ -55,7 +56,7 @@ from workers.pool import Ask
 _FUNCTION = "plevel_graph"
 # A graph's text says all of what these do; a user's own function may have changed behind its name.
 _KNOWN = ("torch", "_operator", "builtins", "math")
-_OPERATORS = ("aten", "prims", "transformers")  # namespaces whose operators import knows, or refuses
+_OPERATORS = ("aten", "prims", "transformers", NAMESPACE)  # namespaces whose operators import knows, or refuses
 
 
 class StaleError(Exception):

@@ -30,6 +30,7 @@ _BINARY = frozenset({"add", "multiply"})
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 22, 37, 62)  # above the least sizes
 _TRIED_RESTS = 64  # of the rests that sizes leave in quotients
 _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
+_ROUNDED = frozenset({"round", "cast"})  # of sums of integers alone: an error of others would decide between two
 
 
 def groups(network: Network) -> list[Group]:
@@ -142,11 +143,11 @@ def _may_join(group: Group, call: Call) -> bool:
     if group.anchor.op.name not in PRODUCTS:
         return group.anchor.op.name != "reshape"
     if call.op.name == "bias_add":
-        return len(group.calls) == 1
+        return len(group.calls) == 1 or group.output.op.name == "dequantize"
     if call.op.name in _BINARY:
         shapes = [extents(arg) for arg in call.args]
         whole, one = extents(call), ()
         # A bias of blocked channels, as `blocking` makes it.
         bias = (1, whole[1], 1, 1, whole[-1]) if len(whole) == 5 and len(group.calls) == 1 else one
         return len(set(call.args)) == 2 and all(s in (whole, one, bias) for s in shapes)
-    return call.op.name in _UNARY | _RESCALED
+    return call.op.name in _UNARY | _RESCALED or (call.op.name in _ROUNDED and "dequantize" in group.names)

@@ -1,0 +1,142 @@
+"""Products of dequantised integers: the same values by products of integers, and what stays a product of floats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategy.expr import Call, Constant, Expr, Var, call, post_order
+from strategy.network.graph import Network
+from strategy.network.group import groups
+from strategy.network.integer import multiply_integers
+from strategy.network.normal import normalize
+from strategy.target import Target
+
+from .test_network import evaluate, operators
+
+VNNI, AVX2 = Target.parse("llvm -mcpu=znver4"), Target.parse("llvm -mcpu=haswell")
+random = np.random.default_rng(0)
+
+
+def numbers(*shape: int, dtype: str = "int8") -> np.ndarray:
+    if dtype == "float32":
+        return random.normal(size=shape)
+    limits = np.iinfo(dtype)
+    return random.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def constant(value: Any, dtype: str) -> Constant:
+    return Constant(np.asarray(value, dtype))
+
+
+def real(x: Expr, scale: Any = 0.05, point: Any = 0, axis: int = -1) -> Call:
+    given = [v if isinstance(v, Expr) else constant(v, d) for v, d in ((scale, "float32"), (point, "int32"))]
+    return call("dequantize", x, *given, axis=axis)
+
+
+def weight(*shape: int, point: int = 0, dtype: str = "int8") -> Call:
+    scales = np.linspace(0.01, 0.03, shape[0])
+    return real(Constant(numbers(*shape, dtype=dtype)), scales, np.full(shape[0], point), axis=0)
+
+
+def check(output: Call, target: Target = VNNI, **computed: Any) -> Network:
+    """The network by products of integers, whose values are those of floats."""
+    inputs = [node for node in post_order(output) if isinstance(node, Var)]
+    network = Network(tuple(inputs), {"y": output}, {})
+    found = multiply_integers(network, target)
+    data = {v.name: numbers(*v.type.concrete_shape, dtype=v.type.dtype) for v in inputs if v.name not in computed}
+    data |= {name: np.asarray(value) for name, value in computed.items()}
+    expected = evaluate(network.root, data)[0]
+    least = 1e-5 * np.abs(expected).max()
+    for made in (found, normalize(found)):
+        np.testing.assert_allclose(evaluate(made.root, data)[0], expected, rtol=1e-5, atol=least)
+    return normalize(found)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize(("point", "of_weight"), [(0, 0), (17, 0), (100, -3)])
+def test_layers_of_bytes_are_products_of_integers(kind, point, of_weight):
+    x, image = Var("x", f"{kind}[5,2,8]"), Var("x", f"{kind}[2,8,7,6]")
+    rows = call("dense", call("reshape", real(x, 0.1, point), newshape=(10, 8)), weight(6, 8, point=of_weight))
+    assert "qdense" in operators(check(rows))
+    for attrs in ({"padding": 1}, {"strides": 2, "padding": (1, 0, 2, 1)}, {"groups": 2, "dilation": 2}):
+        own = weight(6, 8 // attrs.get("groups", 1), 3, 3, point=of_weight)
+        found = call("conv2d", real(image, 0.1, point), own, **attrs)
+        assert "qconv2d" in operators(check(found))
+
+
+def test_one_scale_may_serve_all_of_a_weight():
+    x, of_weight = Var("x", "uint8[3,8]"), real(Constant(numbers(6, 8, dtype="uint8")), 0.02, 128)
+    assert "qdense" in operators(check(call("dense", real(x, 0.1, 3), of_weight)))
+
+
+def test_scale_and_zero_point_of_the_data_may_be_computed_at_the_call():
+    scale, point, image = Var("scale", "float32[1]"), Var("point", "int32[]"), Var("x", "uint8[2,4,7,6]")
+    computed = {"scale": np.float32([0.07]), "point": np.int32(93)}
+    one = call("reshape", scale, newshape=())
+    rows = call("dense", real(Var("x", "uint8[5,8]"), one, point), weight(6, 8, point=2))
+    assert "qdense" in operators(check(rows, **computed))
+    for padding in (0, 1):
+        found = call("conv2d", real(image, one, point), weight(6, 4, 3, 3), padding=padding)
+        assert "qconv2d" in operators(check(found, **computed))
+
+
+def test_rounding_joins_the_sums_of_integers_and_no_others():
+    x = Var("x", "uint8[5,8]")
+    for target, names in ((VNNI, ["qdense"]), (AVX2, ["dequantize", "dense", "round"])):
+        found = call("bias_add", call("dense", real(x, 0.1, 3), weight(6, 8)), constant(np.ones(6), "float32"), axis=1)
+        found = call("multiply", call("relu", found), constant(20, "float32"))
+        found = call("clip", call("add", call("round", found), constant(7, "float32")), a_min=0.0, a_max=255.0)
+        made = normalize(multiply_integers(Network((x,), {"y": call("cast", found, dtype="uint8")}, {}), target))
+        assert [g.anchor.op.name for g in groups(made)] == names
+
+
+X, IMAGE = Var("x", "uint8[5,8]"), Var("x", "uint8[2,4,7,6]")
+LARGE = Constant(np.full((2, 80000), -128, np.int8))
+LEFT = {
+    "a target without instructions": (lambda: call("dense", real(X), weight(6, 8)), AVX2),
+    "a length that no instruction takes": (lambda: call("dense", real(Var("x", "uint8[5,6]")), weight(6, 6)), VNNI),
+    "sums beyond int32": (lambda: call("dense", real(Var("x", "uint8[1,80000]")), real(LARGE)), VNNI),
+    "scales of the data's columns": (lambda: call("dense", real(X, np.linspace(1, 2, 8)), weight(6, 8)), VNNI),
+    "scales of the data's rows": (lambda: call("dense", real(X, np.linspace(1, 2, 5), axis=0), weight(6, 8)), VNNI),
+    "zero points of the data's columns": (lambda: call("dense", real(X, 1, np.arange(8)), weight(6, 8)), VNNI),
+    "scales of the weight's columns": (
+        lambda: call("dense", real(X), real(Constant(numbers(6, 8)), np.linspace(1, 2, 8), axis=1)), VNNI
+    ),
+    "several zero points of the weight": (
+        lambda: call("dense", real(X), real(Constant(numbers(6, 8)), 1, np.arange(6), axis=0)), VNNI
+    ),
+    "a zero point that is no byte": (lambda: call("dense", real(X, 1, -5), weight(6, 8)), VNNI),
+    "a weight's zero point that is no byte": (lambda: call("dense", real(X), weight(6, 8, point=200)), VNNI),
+    "a scale that float32 lacks": (lambda: call("dense", real(X, 1e-30), real(Constant(numbers(6, 8)), 1e-12)), VNNI),
+    "a weight that is no constant": (lambda: call("dense", real(X), real(Var("w", "int8[6,8]"))), VNNI),
+    "a weight of numbers": (lambda: call("dense", real(X), constant(np.ones((6, 8)), "float32")), VNNI),
+    "numbers beside bytes": (lambda: call("dense", Var("x", "float32[5,8]"), weight(6, 8)), VNNI),
+    "wider integers": (lambda: call("dense", real(Var("x", "int32[5,8]")), weight(6, 8)), VNNI),
+    "a layout": (
+        lambda: call("conv2d", real(Var("x", "uint8[2,7,6,4]")), weight(6, 3, 3, 4), data_layout="NHWC",
+                     kernel_layout="OHWI"), VNNI,
+    ),
+    "a depthwise convolution whose sums float32 lacks": (
+        lambda: call("conv2d", real(Var("x", "uint8[1,2,40,40]"), 1, 0), weight(2, 1, 33, 33), groups=2), AVX2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_products_stay(name):
+    make, target = LEFT[name]
+    assert not {"qdense", "qconv2d"} & set(operators(check(make(), target)))
+
+
+def test_a_network_of_symbolic_sizes_has_products_of_integers_in_both_its_forms():
+    twin, network = (
+        Network((x,), {"y": call("dense", real(x, 0.1), weight(6, 8))}, {})
+        for x in (Var("x", f"uint8[{rows},8]") for rows in (5, 7))
+    )
+    found = multiply_integers(replace(network, twin=twin), VNNI)
+    assert found.twin
+    assert all("qdense" in operators(one) for one in (found, found.twin))
