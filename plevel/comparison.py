@@ -132,10 +132,10 @@ def _is_jump(errors: Sequence[float], reference: Reference, tolerance: float) ->
     if reference.moved is None or not max(errors) <= MOST:
         return False
     try:
-        moved, still = (reference.moved(off) for off in (tolerance * PART, 0))
+        still, *moved = (reference.moved(off) for off in (0, tolerance * PART, -tolerance * PART))
     except Exception:  # of the framework, in the operators of the network
         return False
-    changes = map(error_of, moved, still)
+    changes = map(max, *(map(error_of, found, still) for found in moved))
     return all(e <= max(tolerance, ROUNDING * change) for e, change in zip(errors, changes, strict=True))
 
 

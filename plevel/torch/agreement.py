@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 TOLERANCE = 1e-3  # relative error of an output, between two ways of summing; more with products of 16 bits
+MOST = 3e-2  # that may be allowed of outputs that jump, as by numbers that are rounded
 _PIECE = 1 << 20  # elements that are compared at once: those of a cache, in float64, take several times its memory
 
 
@@ -43,6 +44,11 @@ def differences(found: Sequence[Any], expected: Sequence[Any]) -> list[float]:
     """The size of the difference of each tensor that is expected; 0 where it is not finite, or of another shape."""
     each = [_difference(a, b)[0] if a.shape == b.shape else 0.0 for a, b in _pairs(found, expected)]
     return [error if math.isfinite(error) else 0.0 for error in each]
+
+
+def sizes(outputs: Sequence[Any]) -> list[float]:
+    """The size of each tensor, as of `differences`."""
+    return [_difference(x, x)[1] for x in outputs if isinstance(x, torch.Tensor)]
 
 
 def _pairs(found: Sequence[Any], expected: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:

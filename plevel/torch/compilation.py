@@ -17,7 +17,7 @@ from plevel.kernel_selection import Choose
 from plevel.torch.budget import Budget, Part
 from plevel.torch.confirmation import Kept, confirm
 from plevel.torch.explanation import Report, make_report, note, report_whole
-from plevel.torch.form import hold, keep_frozen, make_form, make_moved
+from plevel.torch.form import hold, keep_frozen, make_form, make_moved, make_rounded
 from plevel.torch.freezing import Stamps, read_tensors, require_same
 from plevel.torch.frozen import WRITES, compile_frozen, constant_outputs, giving_copies
 from plevel.torch.option import Options
@@ -192,7 +192,7 @@ class Compilation:
             form_s = self.budget.taken_s(Part.INDUCTOR) - self._begun_s
             found, whole, verdict = confirm(
                 plan, make, self._library.result, self.inputs, self._state, self.progress, form_s,
-                partial(make_moved, self._frozen),
+                partial(make_moved, self._frozen), make_rounded(self._frozen),
             )
         if verdict.is_final:
             write_verdict(verdict)

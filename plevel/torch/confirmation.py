@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from plevel.torch.agreement import TOLERANCE, agree, differences
+from plevel.torch.agreement import MOST, TOLERANCE, agree, differences, sizes
 from plevel.torch.frozen import (
     WRITES,
     Written,
@@ -83,6 +83,7 @@ def confirm(
     progress: Progress,
     form_s: float,
     make_moved: Callable[[float], Compiled],
+    make_rounded: Callable[[float], Compiled] | None = None,
 ) -> tuple[Compiled, Whole | None, Verdict]:
     """The fastest form of the graph that was found, its library if it is one, and why.
 
@@ -94,8 +95,10 @@ def confirm(
         progress: says what goes on; nothing is begun that is expected to take longer than is left there.
         form_s: seconds that the first form is expected to take to compile.
         make_moved: gives the graph with what it looks up in tables off by a part.
+        make_rounded: gives the graph with numbers off by a part where it rounds them to integers, if it does.
     """
     found = _Search(plan, make, inputs, state, progress, form_s, make_moved)
+    found.make_rounded = make_rounded
     try:
         found.run(make_whole)
     except _RefusedError as error:
@@ -115,6 +118,7 @@ class _Search:
         progress: Progress, form_s: float, make_moved: Callable[[float], Compiled],
     ) -> None:
         self.plan, self.make, self.progress, self.form_s, self.make_moved = plan, make, progress, form_s, make_moved
+        self.make_rounded: Callable[[float], Compiled] | None = None
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.epsilon = max(map(epsilon, kinds), default=0.0)
         self.tolerance = max(TOLERANCE, 4 * self.epsilon)
@@ -215,8 +219,23 @@ class _Search:
         more. Jumps, as of a number that is rounded or an expert that is chosen, grow less than it does.
         """
         part = max(self.tolerance * PART, self.epsilon)
-        pairs = zip(self._moved(part), self._moved(self.tolerance), strict=True)
-        return [min(self.tolerance / part * little, max(ROUNDING * little, most)) for little, most in pairs]
+        each = zip(self._moved(part), self._moved(self.tolerance), self._jumps(part), strict=True)
+        return [
+            max(min(self.tolerance / part * little, max(ROUNDING * little, most)), jump) for little, most, jump in each
+        ]
+
+    def _jumps(self, part: float) -> list[float]:
+        """The differences to allow where numbers off by a part of them, up or down, are rounded to other integers.
+
+        Another form's numbers may lie on the other side of a half, where inputs that are off by as little change none.
+        """
+        changes = [0.0] * len(sizes(self.expected))
+        if self.make_rounded is None:
+            return changes
+        with suppress(Exception):  # of PyTorch, for an operator that Inductor alone has
+            still, up, down = (self._outputs(self.make_rounded(off)) for off in (0.0, part, -part))
+            changes = list(map(max, differences(up, still), differences(down, still)))
+        return [min(ROUNDING * change, MOST * size) for change, size in zip(changes, sizes(self.expected), strict=True)]
 
     def _moved(self, part: float) -> list[float]:
         """The differences of outputs by inputs whose numbers are all off by a part of them, up or down.

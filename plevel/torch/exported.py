@@ -32,7 +32,7 @@ from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
 from plevel.torch.control import MOST_UNROLLED, Run, control_of
 from plevel.torch.frozen import is_dense, is_mask
 from plevel.torch.joining import join_sizes
-from plevel.torch.quantization import quantized_parts
+from plevel.torch.quantization import Rounded, quantized_parts
 from plevel.torch.reach import find_reached, limited
 from plevel.torch.symbol import (
     SYMBOLIC,
@@ -519,7 +519,7 @@ def run_program(
     def moved(part: float) -> list[Any]:
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            return _arrays(torch.fx.Interpreter(plain.graph_module).run(*(_moved(x, part, random) for x in inputs)))
+            return _arrays(Rounded(plain.graph_module, part).run(*(_moved(x, part, random) for x in inputs)))
 
     return Reference(_arrays(given), _arrays(outputs), values, moved=moved)
 

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from plevel.torch.frozen import compile_frozen, copy, is_mask
 from plevel.torch.node import aten
 from plevel.torch.plan import Plan, graph_digest
+from plevel.torch.quantization import Rounded, is_rounding
 from strategy.workload import Workload
 
 logger = logging.getLogger("plevel.torch")
@@ -94,3 +95,10 @@ class _Moved(Interpreter):  # type: ignore[misc]
 def make_moved(frozen: GraphModule, part: float) -> Callable[..., Any]:
     """A frozen graph, without Inductor, with what it looks up in tables for its inputs off by a part, up or down."""
     return lambda *inputs: _Moved(frozen, part).run(*inputs)
+
+
+def make_rounded(frozen: GraphModule) -> Callable[[float], Callable[..., Any]] | None:
+    """A function that gives a frozen graph, without Inductor, as `Rounded` runs it; None if it rounds no numbers."""
+    if not any(map(is_rounding, frozen.graph.nodes)):
+        return None
+    return lambda part: Rounded(frozen, part).run

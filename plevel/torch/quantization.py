@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
 
 from plevel.torch.aten import OPERATORS, cast
 from strategy.expr import Constant, Expr, call
@@ -31,7 +32,7 @@ def is_quantized_defined() -> bool:
     return hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")
 
 
-def quantized_parts(nodes: Iterable[Any]) -> dict[OpOverload, Callable[..., Any]]:
+def quantized_parts(nodes: Iterable[Node]) -> dict[OpOverload, Callable[..., Any]]:
     """The functions that compute the quantised operators among nodes by operators of ATen, where plevel has none."""
     of = [n for n in nodes if isinstance(n.target, OpOverload) and n.target.namespace == NAMESPACE]
     others = {n.target for n in of if str(n.target) not in OPERATORS or not _is_plain(n)}
@@ -48,9 +49,30 @@ def quantized_parts(nodes: Iterable[Any]) -> dict[OpOverload, Callable[..., Any]
     return {target: part for target, part in found.items() if part is not None}
 
 
-def _is_plain(node: Any) -> bool:
+def is_rounding(node: Node) -> bool:
+    """Return whether a node rounds numbers to integers."""
+    return node.op == "call_function" and str(node.target).startswith(("aten.round.default", f"{NAMESPACE}.quantize_"))
+
+
+class Rounded(Interpreter):  # type: ignore[misc]
+    """A run of a graph with numbers off by a part of them, up or down, where they are rounded to integers."""
+
+    def __init__(self, module: GraphModule, part: float) -> None:
+        super().__init__(module)
+        self.part, self.generator = part, torch.Generator().manual_seed(0)
+
+    def run_node(self, n: Node) -> Any:
+        if not is_rounding(n):
+            return super().run_node(n)
+        (x, *args), kwargs = self.fetch_args_kwargs_from_env(n)
+        if x.is_floating_point():
+            x = x * (1 + self.part * torch.randn(x.shape, generator=self.generator).sign()).to(x.dtype)
+        return n.target(x, *args, **kwargs)
+
+
+def _is_plain(node: Node) -> bool:
     """Return whether a node makes numbers of float32 from bytes, by scales that it does not round first."""
-    x, scale = (value.meta["val"] if isinstance(value, torch.fx.Node) else value for value in node.args[:2])
+    x, scale = (value.meta["val"] if isinstance(value, Node) else value for value in node.args[:2])
     is_wide = isinstance(scale, torch.Tensor) and scale.dtype != torch.float32 and "channel" in str(node.target)
     return not is_wide and x.dtype in (torch.int8, torch.uint8) and node.meta["val"].dtype == torch.float32
 
