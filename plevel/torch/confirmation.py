@@ -113,12 +113,13 @@ class _RefusedError(Exception):
 class _Search:
     """The best form of a graph so far, and the comparisons that said so."""
 
+    make_rounded: Callable[[float], Compiled] | None = None
+
     def __init__(
         self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor],
         progress: Progress, form_s: float, make_moved: Callable[[float], Compiled],
     ) -> None:
         self.plan, self.make, self.progress, self.form_s, self.make_moved = plan, make, progress, form_s, make_moved
-        self.make_rounded: Callable[[float], Compiled] | None = None
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.epsilon = max(map(epsilon, kinds), default=0.0)
         self.tolerance = max(TOLERANCE, 4 * self.epsilon)

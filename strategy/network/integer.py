@@ -50,7 +50,9 @@ def _product(node: Call, target: Target) -> Expr | None:
     if not (isinstance(numbers, Constant) and isinstance(scales, Constant) and isinstance(points, Constant)):
         return None
     is_of_rows = weight.attrs.to_json().get("axis", -1) % numbers.value.ndim == 0
-    if (scales.value.size > 1 and not is_of_rows) or len(set(points.value.flat)) != 1:
+    if numbers.value.shape != extents(node.args[1]):
+        numbers = Constant(numbers.value.reshape(extents(node.args[1])))
+    if scales.value.size not in (1, len(numbers.value) if is_of_rows else 1) or len(set(points.value.flat)) != 1:
         return None
     x, scale, point = data.args
     if max(scale.tensor_type.ndim and extents(scale)[0], point.tensor_type.ndim and extents(point)[0]) > 1:
@@ -73,11 +75,12 @@ def _product(node: Call, target: Target) -> Expr | None:
 
 
 def _dequantized(node: Expr) -> Call | None:
-    """The call that makes a value's real numbers of 8-bit integers, which a reshape may show; None for others."""
-    found = behind(node) or node
-    if not isinstance(found, Call) or found.op.name != "dequantize":
+    """The call that makes a value's real numbers of 8-bit integers, which reshapes may show; None for others."""
+    while (source := behind(node)) is not None:
+        node = source
+    if not isinstance(node, Call) or node.op.name != "dequantize":
         return None
-    return found if found.args[0].tensor_type.dtype in _BOUNDS else None
+    return node if node.args[0].tensor_type.dtype in _BOUNDS else None
 
 
 def _is_number(zero_point: int, of: Expr) -> bool:

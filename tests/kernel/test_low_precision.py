@@ -376,15 +376,21 @@ def steps(n: int, *ops: str, axis: int = -1) -> list[EpilogueStep]:
     scale, zero = Input("scale", f"float32[{n}]", constant=True), Input("zero", "int32[]", constant=True)
     to = Input("to", "float32[]", constant=True)
     given = {
-        "requantize": (None, scale, zero, to, zero),
-        "dequantize": (None, scale, zero),
-        "relu": (None,),
+        "requantize": ((None, scale, zero, to, zero), {"axis": axis}),
+        "dequantize": ((None, scale, zero), {"axis": axis}),
+        "bias_add": ((None, Input("bias", f"float32[{n}]", constant=True)), {"axis": axis}),
+        "multiply": ((None, Input("factor", "float32[]", constant=True)), {}),
+        "clip": ((None,), {"a_min": 0.0, "a_max": 255.0}),
+        "cast": ((None,), {"dtype": "uint8"}),
     }
-    return [EpilogueStep(op, given[op], {} if op == "relu" else {"axis": axis}) for op in ops]
+    return [EpilogueStep(op, *given.get(op, ((None,), {}))) for op in ops]
+
+
+TO_BYTES = ("dequantize", "bias_add", "relu", "multiply", "round", "clip", "cast")
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu")])
+@pytest.mark.parametrize("ops", [("requantize",), ("dequantize", "relu"), TO_BYTES])
 def test_an_epilogue_joins_the_integer_product(ops, full):
     workload = product("int8[19,32]", "int8[37,32]", epilogue=steps(37, *ops), input_zero_point=-7)
     names = [i.name for _, i in evaluate(workload, TARGET)]

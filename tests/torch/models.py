@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from plevel.torch.quantization import define_quantized
+
 
 class Block(nn.Module):
     """A feed-forward layer of a transformer: two products, a GELU, and the input added."""
@@ -45,6 +47,42 @@ def convolutions() -> tuple[nn.Module, tuple[Any, ...]]:
         nn.Conv2d(32, 32, 3, groups=4),
     )
     return layers.eval(), (torch.randn(1, 3, 20, 20),)
+
+
+class Quantised(nn.Module):
+    """Layers as PyTorch's export quantises them (PT2E): weights of bytes with a scale for each output.
+
+    Data are bytes whose scale is fixed ("static") or that of their values ("dynamic"), or stay numbers ("weight").
+    """
+
+    def __init__(self, *layers: nn.Module, kind: str = "static") -> None:
+        super().__init__()
+        define_quantized()
+        self.kind, self.layers = kind, nn.ModuleList(layers)
+        for i, layer in enumerate(layers):
+            weight = layer.weight.detach()
+            scales = weight.flatten(1).abs().amax(1) / 127
+            shape = (-1, *(1,) * (weight.ndim - 1))
+            self.register_buffer(f"weight{i}", (weight / scales.view(shape)).round().to(torch.int8))
+            self.register_buffer(f"scales{i}", scales)
+            self.register_buffer(f"points{i}", torch.zeros(len(scales), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        of, own = torch.ops.quantized_decomposed, (0, 255, torch.uint8)
+        for i, layer in enumerate(self.layers):
+            if self.kind == "static":
+                x = of.dequantize_per_tensor(of.quantize_per_tensor(x, 0.013, 3, *own), 0.013, 3, *own)
+            elif self.kind == "dynamic":
+                numbers = *of.choose_qparams(x, 0, 255, 1e-5, torch.uint8), *own
+                x = of.dequantize_per_tensor(of.quantize_per_tensor(x, *numbers), *numbers)
+            given = (getattr(self, f"{name}{i}") for name in ("weight", "scales", "points"))
+            weight = of.dequantize_per_channel(*given, 0, -128, 127, torch.int8)
+            if isinstance(layer, nn.Conv2d):
+                x = nn.functional.conv2d(x, weight, layer.bias, layer.stride, layer.padding)
+            else:
+                x = nn.functional.linear(x, weight, layer.bias)
+            x = x.relu()
+        return x
 
 
 class Lines(nn.Module):

@@ -48,18 +48,22 @@ from plevel.torch.backend import plevel
 from plevel.torch.compilation import Compilation
 from plevel.torch.explanation import make_report
 from plevel.torch.extraction import Extraction, extract
+from plevel.torch.form import make_rounded
 from plevel.torch.frozen import compile_frozen, copy_strided
 from plevel.torch.plan import graph_digest, model_target
 from plevel.torch.progress import Progress, Series
+from plevel.torch.quantization import define_quantized
 from plevel.torch.store import code_of, folder
 from plevel.torch.verdict import Verdict, read_verdict, write_verdict
 from plevel.torch.whole import StaleError, _prefix, draft_whole
 from service.store import migration
 from strategy.confirmation import Confirmation
+from strategy.cpu.dot import find_dot
 from strategy.network.graph import NetworkError
 from strategy.record import convert, estimate
 from strategy.select import NO_RECORDS
 from strategy.space import Config
+from strategy.target import cpu_target
 from strategy.workload import Workload
 from tests.limit import HANG_S
 from tests.torch import models
@@ -96,12 +100,13 @@ def ratios(monkeypatch: pytest.MonkeyPatch):
         ratio = estimate(left.pop(0))
         return confirmation.Timed(ratio, 0.5, 0.5 * ratio.median_s)
 
-    def refuse(*_: object):
-        raise NetworkError("none in this test")
-
     monkeypatch.setattr(confirmation, "compare", compare)
-    monkeypatch.setattr(compilation, "draft_whole", refuse)
+    monkeypatch.setattr(compilation, "draft_whole", _refuse)
     return left
+
+
+def _refuse(*_: object):
+    raise NetworkError("none in this test")
 
 
 @pytest.fixture
@@ -204,6 +209,36 @@ def test_the_code_that_compiles_graphs_is_told_from_that_of_another_commit(
     assert code_of("made_compiler") == first
     (package / "library.c").write_text("int x;")
     assert code_of("made_compiler") != first
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")  # Inductor's, of itself
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_graph_that_pytorch_has_quantised_is_one_library(whole, kind, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    model, product = {
+        "linear": (models.Quantised(torch.nn.Linear(64, 48), torch.nn.Linear(48, 24)), "dense"),
+        "convolution": (models.Quantised(*(torch.nn.Conv2d(n, 16, 3, padding=1) for n in (8, 16))), "conv2d"),
+    }[kind]
+    inputs = (torch.rand(4, 64) if kind == "linear" else torch.rand(1, 8, 9, 9),)
+    whole += [[0.6] * 9]
+    report = run(model.eval(), inputs)
+    assert report.verdict.whole, str(report)
+    fast = find_dot(cpu_target(), "int8") is not None
+    products = [row for row in report.rows if row.workload.op in (product, f"q{product}")]
+    assert [row.workload.op for row in products] == [f"q{product}" if fast else product] * 2
+    assert whole == []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation, "compile_frozen", None)  # Inductor is not asked
+        again = run(model, inputs)
+    assert again.rows == report.rows
+    monkeypatch.setattr(compilation, "draft_whole", _refuse)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        found = torch.compile(model, backend=plevel, options={"again": True})(*inputs)
+    torch.testing.assert_close(found, model(*inputs), atol=2e-5, rtol=2e-5)
+    left = explain(model)[-1]
+    assert left.replaced == 0
+    assert any(name.endswith(" of dequantised integers") for name in left.missed), str(left)
 
 
 def test_a_library_is_made_anew_for_other_weights_and_threads(whole):
@@ -884,6 +919,29 @@ def test_a_jump_of_some_numbers_lets_no_wrong_form_pass():
     assert search._agrees(make(1))
     assert not search._agrees(make(1.03))
     assert torch.equal(search.given[0], x)
+
+
+def test_numbers_on_a_half_may_be_rounded_either_way_and_no_wrong_form_passes():
+    of = define_quantized() and torch.ops.quantized_decomposed
+    own = 0.1, 0, 0, 255, torch.uint8
+
+    def make(factor):
+        def forward(x):
+            x = of.dequantize_per_tensor.default(of.quantize_per_tensor.default(x, *own), *own)
+            return [of.quantize_per_tensor.default(x.mean(1) * factor, *own).float()]
+
+        return torch.fx.symbolic_trace(forward)
+
+    x = 0.1 * torch.randint(250, (4096, 8), generator=torch.Generator().manual_seed(0))
+    search = object.__new__(confirmation._Search)
+    search.alone, search.inputs, search.given, search.written = make(1), [x], [x.clone()], []
+    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.expected = search._outputs(search.alone)
+    assert not search._agrees(make(1 - 1e-6))
+    search.make_rounded = make_rounded(search.alone)
+    assert all(search._agrees(make(factor)) for factor in (1 - 1e-6, 1 + 1e-6))
+    assert not search._agrees(make(1.03))
+    assert make_rounded(torch.fx.symbolic_trace(lambda x: [x + 1])) is None
 
 
 def test_inputs_that_pytorch_cannot_multiply_are_not_moved():

@@ -68,6 +68,14 @@ def test_layers_of_bytes_are_products_of_integers(kind, point, of_weight):
         assert "qconv2d" in operators(check(found))
 
 
+def test_weights_may_be_shown_in_another_shape():
+    x, line = Var("x", "uint8[5,8]"), Var("x", "uint8[2,8,1,9]")
+    rows = call("dense", real(x, 0.1, 3), call("reshape", weight(6, 4, 2), newshape=(6, 8)))
+    assert "qdense" in operators(check(rows))
+    found = call("conv2d", real(line, 0.1, 3), call("reshape", weight(6, 8, 3), newshape=(6, 8, 1, 3)))
+    assert "qconv2d" in operators(check(found))
+
+
 def test_one_scale_may_serve_all_of_a_weight():
     x, of_weight = Var("x", "uint8[3,8]"), real(Constant(numbers(6, 8, dtype="uint8")), 0.02, 128)
     assert "qdense" in operators(check(call("dense", real(x, 0.1, 3), of_weight)))
@@ -105,6 +113,9 @@ LEFT = {
     "zero points of the data's columns": (lambda: call("dense", real(X, 1, np.arange(8)), weight(6, 8)), VNNI),
     "scales of the weight's columns": (
         lambda: call("dense", real(X), real(Constant(numbers(6, 8)), np.linspace(1, 2, 8), axis=1)), VNNI
+    ),
+    "scales of several of the weight's rows": (
+        lambda: call("dense", real(X), call("reshape", weight(2, 3, 8), newshape=(6, 8))), VNNI
     ),
     "several zero points of the weight": (
         lambda: call("dense", real(X), real(Constant(numbers(6, 8)), 1, np.arange(6), axis=0)), VNNI

@@ -1,0 +1,120 @@
+"""Programs that PyTorch has quantised (PT2E): products of integers in their networks, with PyTorch's values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the torch extra is not installed")
+
+from torch import nn
+
+from plevel.torch.exported import import_program
+from strategy.expr import Tuple
+from strategy.network.graph import Network
+from strategy.network.group import groups
+from strategy.network.integer import multiply_integers
+from strategy.network.normal import normalize
+from strategy.reference import evaluate
+from strategy.target import Target
+from tests.torch import models
+
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec:FutureWarning")  # PyTorch's, of itself
+VNNI, AVX2 = Target.parse("llvm -mcpu=znver4"), Target.parse("llvm -mcpu=haswell")
+
+
+def linear() -> tuple[nn.Module, ...]:
+    return nn.Linear(32, 24), nn.Linear(24, 8)
+
+
+def images() -> tuple[nn.Module, ...]:
+    return nn.Conv2d(8, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, bias=False), nn.Conv2d(16, 8, 1)
+
+
+def read(model: nn.Module, x: torch.Tensor) -> Network:
+    network, _ = import_program(torch.export.export(model.eval(), (x,)))
+    return network
+
+
+def check(
+    network: Network, target: Target, model: nn.Module, x: torch.Tensor, atol: float = 1e-5
+) -> list[tuple[str, ...]]:
+    """The operators of each kernel of a network's products, whose values are PyTorch's."""
+    made = normalize(multiply_integers(network, target))
+    (found,) = evaluate(Tuple(list(made.outputs.values())), {network.inputs[0].name: x.numpy()})
+    np.testing.assert_allclose(found, model(x).detach(), atol=atol)
+    return [g.names for g in groups(made) if g.anchor.op.name.removeprefix("q") in ("dense", "conv2d")]
+
+
+@pytest.mark.parametrize("kind", ["static", "dynamic", "weight"])
+@pytest.mark.parametrize(("layers", "shape"), [(linear, (2, 3, 32)), (images, (1, 8, 9, 9))])
+def test_layers_are_products_of_integers_where_their_data_are_bytes(kind, layers, shape):
+    torch.manual_seed(0)
+    model, x = models.Quantised(*layers(), kind=kind), torch.rand(shape)
+    network = read(model, x)
+    product = "dense" if layers is linear else "conv2d"
+    by_integers, by_floats = (check(network, target, model, x) for target in (VNNI, AVX2))
+    wanted = product if kind == "weight" else f"q{product}"
+    assert [names[0] for names in by_integers] == [wanted] * len(model.layers)
+    assert [names[0] for names in by_floats] == [product] * len(model.layers)
+    if kind == "static":  # one kernel from bytes to bytes
+        assert by_integers[0] == (
+            wanted, "dequantize", "bias_add", "relu", "multiply", "round", "add", "clip", "cast"
+        )
+
+
+class Given(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("weight", torch.randint(-128, 128, (8, 32), dtype=torch.int8))
+        self.register_buffer("scales", torch.linspace(0.01, 0.02, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(torch.ops.quantized_decomposed, self.weight, self.scales, x)
+
+
+DATA = (0.04, 9, -128, 127, torch.int8)
+WEIGHT = (0.02, 0, -127, 127, torch.int8)
+
+
+def data(of, x):
+    return of.dequantize_per_tensor(of.quantize_per_tensor(x, *DATA), *DATA)
+
+
+OTHERS = {
+    "one scale of a weight": (
+        lambda of, w, s, x: nn.functional.linear(data(of, x), of.dequantize_per_tensor(w, *WEIGHT)), "qdense"
+    ),
+    "scales that are tensors": (
+        lambda of, w, s, x: nn.functional.linear(
+            data(of, x), of.dequantize_per_tensor(w, torch.tensor(0.02), torch.tensor(0), -127, 127, torch.int8)
+        ), "qdense",
+    ),
+    "a weight without zero points": (
+        lambda of, w, s, x: nn.functional.linear(
+            data(of, x), of.dequantize_per_channel(w, s, None, 0, -127, 127, torch.int8)
+        ), "qdense",
+    ),
+    "scales of float64": (
+        lambda of, w, s, x: nn.functional.linear(
+            data(of, x), of.dequantize_per_channel(w, s.double(), None, 0, -127, 127, torch.int8)
+        ), "dense",
+    ),
+    "numbers of bfloat16": (
+        lambda of, w, s, x: nn.functional.linear(
+            of.dequantize_per_tensor(of.quantize_per_tensor(x, *DATA), *DATA, out_dtype=torch.bfloat16),
+            of.dequantize_per_tensor(w, *WEIGHT, out_dtype=torch.bfloat16),
+        ).float(), "dense",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_forms_have_pytorchs_values(name):
+    torch.manual_seed(0)
+    models.define_quantized()
+    function, wanted = OTHERS[name]
+    model, x = Given(function), torch.rand(5, 32)
+    ((found, *_),) = check(read(model, x), VNNI, model, x, 1e-5 if "bfloat16" not in name else 0.1)
+    assert found == wanted
