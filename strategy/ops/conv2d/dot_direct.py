@@ -28,7 +28,6 @@ from strategy.cpu.tile import (
     one_order,
     register_constraint,
     round_up,
-    tile_share,
     up_to,
     whole_blocks,
 )
@@ -36,6 +35,7 @@ from strategy.cpu.turn import turn, turned_width
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.dot import count_words, dot_of, word_of
 from strategy.ops.conv2d.dot_form import SAVED
+from strategy.ops.conv2d.dot_tasks import Tasks
 from strategy.ops.conv2d.operator import Conv2DAttrs
 from strategy.ops.conv2d.pad import copy_by_vectors, put_in_order
 from strategy.ops.conv2d.pointwise import leaves_pixels
@@ -58,9 +58,7 @@ from strategy.types import TensorType
 _WINDOW = Knob("window", ["unrolled", "loops"])  # of places below each other
 _AHEAD = Knob("ahead", [False, True])
 _FEW = 8  # channels
-# Cycles to turn a vector of sums, to unfold one of words, and to begin a task.
-_TURNING, _UNFOLDING, _TASK = 4, 2, 1000
-_BALANCED = 0.9  # of the time of all threads, that they work: more is worth no smaller tasks
+_TURNING, _UNFOLDING = 4, 2  # cycles to turn a vector of sums, and to unfold one of words
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def add(
     level = 15 if _pays(words, Geometry.of(inputs, out_type), target) else 13
     strategy.add_implementation(
         partial(compute, words), partial(schedule, words), name, plevel_of(target, inputs[0].dtype, level),
-        version=2, space=partial(space, words), prepare=partial(prepare, words),
+        version=3, space=partial(space, words), prepare=partial(prepare, words),
     )
 
 
@@ -147,7 +145,7 @@ def space(
     of the weight is prefetched meanwhile.
     """
     geometry = Geometry.of(inputs, out_type)
-    dot, is_flat, entries = words.dot, words.is_flat, int(geometry.batch) * geometry.groups
+    dot, is_flat = words.dot, words.is_flat
     lanes, o, kernel_w = dot.lanes, geometry.out_channels, 1 if words.unfolds else geometry.kernel_w
     across = geometry.pixels if is_flat else geometry.out_w
     widths = tuple(v * lanes for v in VECTORS if v == 1 or (v - 1) * lanes < o)
@@ -160,50 +158,27 @@ def space(
     # Tiles over lines have two blocks that divide numbers of them.
     o_blocks = Knob("o_block", fitting_blocks([-(-o // w) for w in widths], 4 if is_flat else len(widths)))
     heights = fitting_blocks([parts(r) for r in high.values], 9)
+    if not is_flat and parts(1) not in heights:
+        heights.append(parts(1))  # all lines
     terms = words.count * geometry.kernel_h * kernel_w
     # The sums of windows, which a zero point of the weight needs, are made before all tasks.
     by_task = Knob("by_task", BY_TASK.values if not dot.zero_points(attrs, inputs[0].dtype)[1] else [False])
 
-    def blocks(rows: int, width: int) -> tuple[float, int, int]:
-        """The share of time that threads are at work on tasks, and the panels and lines of each."""
-        panels, count = -(-o // width), parts(rows)
-        # A weight that stays in the second level is read by each task for its part of the image.
-        is_kept = panels * width * terms * 4 <= target.l2_bytes // 2 and o_blocks.has(panels)
-
-        def share(task: tuple[int, int]) -> float:
-            o_block, p_block = task
-            tasks = entries * panels // o_block * (count // p_block)
-            return tasks / (-(-tasks // target.threads) * target.threads)
-
-        offered = itertools.product({1, panels} if is_kept else {1}, (b for b in heights if count % b == 0))
-        o_block, p_block = max(offered, key=lambda task: (min(share(task), _BALANCED), task))
-        lines = p_block if is_flat else p_block * -(-across // rows)
-        cycles = o_block * lines * rows * width // lanes * terms / target.multiply_adds
-        return share((o_block, p_block)) * cycles / (cycles + _TASK), o_block, p_block
-
     def fallback() -> dict[str, Any]:
-        def merit(tile: tuple[int, int]) -> float:
-            rows, width = tile
-            whole = across * o / (int(round_up(across, rows)) * int(round_up(o, width)))
-            return float(whole * blocks(*tile)[0] * tile_share(rows, rows, width // lanes, target.multiply_adds))
-
         tiles = ((r, w) for r, w in itertools.product(ROWS, widths) if high.has(r))
         fitting = [(r, w) for r, w in tiles if (r + 1) * w // lanes + 1 <= target.vector_registers]
-        rows, width = max(fitting, key=merit)
-        _, o_block, p_block = blocks(rows, width)
-        seen = (p_block - 1) * attrs.strides[0] + (geometry.kernel_h - 1) * attrs.dilation[0] + 1
-        # Few lines are put into words twice.
-        once = o_block * width >= o and (is_flat or 4 * seen <= 5 * p_block * attrs.strides[0])
-        panel_bytes, panels = terms * width * 4, -(-o // width) * geometry.groups
+        places = by_task.values if not words.unfolds else [False]
+        steps = words.steps[0], (geometry.kernel_h - 1) * attrs.dilation[0] + 1
+        wide = (geometry.out_w - 1) * words.steps[1] + (geometry.kernel_w - 1) * attrs.dilation[1] + 1
+        found = Tasks(
+            geometry, target, lanes, terms, words.count, is_flat, steps, wide, (o_blocks.values, heights, places)
+        ).best(fitting)
+        panel_bytes, panels = terms * found["width"] * 4, -(-o // found["width"]) * geometry.groups
         return {
-            "rows": rows,
-            "width": width,
+            **found,
             "window": "loops",
             "unroll": largest_divisor((1, 2, 4), words.count, max(1, 4 // kernel_w)),
-            "o_block": o_block,
-            "p_block": p_block,
             "inner": "pixels",
-            "by_task": once and by_task.has(True) and not words.unfolds,
             "ahead": panels * panel_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
