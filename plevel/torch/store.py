@@ -27,8 +27,8 @@ LIMIT_BYTES = 2**30
 YOUNG_S = 86_400.0
 MOVED_BY = "XDG_CACHE_HOME"  # the environment's name of another place
 SIGNATURE = ".so.json"  # of a kernel, beside it
-# Packages that import, plan and compile graphs. Those of operators have versions.
-_COMPILERS = ("plevel", "plevel.torch", "strategy", "strategy.compile", "strategy.network")
+# Folders of packages with the code that imports, plans and compiles graphs. Operators have versions.
+_COMPILERS = ("plevel", "plevel/torch", "strategy", "strategy/compile", "strategy/network")
 _SOURCES = (".py", ".c", ".h")
 
 
@@ -147,8 +147,9 @@ def compiler_code() -> str:
     return code_of(*_COMPILERS)
 
 
-def code_of(*packages: str) -> str:
-    """Digest of the names and texts of the packages' sources, without the packages within them."""
-    found = (path for package in packages for path in sorted(files(package).iterdir(), key=lambda p: p.name))
+def code_of(*folders: str) -> str:
+    """Digest of the names and texts of the sources in folders of packages, without the folders within them."""
+    places = (files(package).joinpath(*parts) for package, *parts in (f.split("/") for f in folders))
+    found = (path for place in places for path in sorted(place.iterdir(), key=lambda p: p.name))
     sources = (path for path in found if path.name.endswith(_SOURCES))
     return digest_of(*((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in sources))
