@@ -39,8 +39,7 @@ T = TypeVar("T")
 ANSWER_S = 2.0  # of a question
 AHEAD = 500  # problems of a kernel that are read ahead; further ones are asked one by one
 REST_S = 30.0  # after a failure, before the service is asked, or sent reports, again
-TOO_LARGE = 413
-REFUSED = (400, TOO_LARGE, 422)  # of a report that no later request could store
+REFUSED = (400, 413, 422)  # of a report that no later request could store
 LAST_S = 5.0  # at the end of the process, for what was not sent yet
 BATCH_BYTES = 1 << 20
 log = logging.getLogger("plevel.hooks")
@@ -280,11 +279,10 @@ class Reporter:
         try:
             client.import_records([data], name="hook.ndjson", put_aside=rejected.append)
         except ServiceError as error:
-            is_verdict = error.kind or error.status == TOO_LARGE  # of the service, not of another in its place
-            if error.status not in REFUSED or not is_verdict:
+            if error.status not in (REFUSED if error.kind else (413,)):  # a proxy judges the size alone
                 raise
             lines = data.splitlines(keepends=True)
-            if error.status == TOO_LARGE and len(lines) > 1:  # too large for a proxy in between
+            if error.status == 413 and len(lines) > 1:  # too large for a proxy in between
                 for part in (lines[: len(lines) // 2], lines[len(lines) // 2 :]):
                     self._send(client, b"".join(part))
                 return
