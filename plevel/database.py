@@ -20,7 +20,7 @@ from plevel.reading import load_lock
 from service.address import url_of
 from service.errors import DatabaseError
 from service.store.namespace import DEFAULT
-from strategy.select import Advised, Evidence, History, Measured, RevisedDatabase
+from strategy.select import Advised, Evidence, Failed, History, Measured, RevisedDatabase
 from strategy.select.lock import LockDatabase, LockError
 from strategy.target import Target
 from strategy.workload import Workload
@@ -144,6 +144,9 @@ class _Cached:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[Measured]:
         return self._ask(workload, target, device).measured
+
+    def failed(self, workload: Workload, target: Target, device: str | None) -> Sequence[Failed]:
+        return self._ask(workload, target, device).failed
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return self._ask(workload, target, device).advised

@@ -14,7 +14,7 @@ from plevel.reading import load_lock
 from strategy.network.blocking import is_blocked
 from strategy.network.separable import JOINED
 from strategy.op_strategy import candidates
-from strategy.select import NO_RECORDS, Database, Selection, SelectionError, select
+from strategy.select import NO_RECORDS, Database, Reason, Selection, SelectionError, select
 from strategy.select.dispatch import DispatchTable, dispatch
 from strategy.select.lock import Lock, LockDatabase
 from strategy.target import Target
@@ -74,12 +74,14 @@ def read_lock(path: str | None, target: Target, database: str | None) -> Lock | 
 
 
 def measured_s(chosen: Chosen) -> float:
-    """The median seconds of what is selected; NaN where that was not measured."""
+    """The median seconds of what is selected, if only by an older version that of it; NaN where none was measured."""
     if isinstance(chosen, DispatchTable):
         return math.nan
-    own = (r.estimate for r in chosen.rivals if r.implementation == chosen.implementation)
-    estimate = next(own, None)
-    return math.nan if estimate is None else estimate.median_s
+    own = next((r for r in chosen.rivals if r.implementation == chosen.implementation), None)
+    if own is not None and own.estimate is not None:
+        return own.estimate.median_s
+    stale_s = own.predicted_s if own is not None and chosen.reason is Reason.STALE else None
+    return math.nan if stale_s is None else stale_s
 
 
 def find_records(named: str | None) -> str | None:

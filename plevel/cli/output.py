@@ -282,10 +282,10 @@ def print_rivals(console: Console, selection: Selection) -> None:
             state = f"{show_number(n, 'sample')}, level {rival.level}"
             if n > 1 and not rival.estimate.is_bounded:
                 state += ", compared by its upper end"
-        elif rival.predicted_s is not None:
-            state = "predicted"
         elif rival.implementation in selection.stale:
             state = f"measured in version {selection.stale[rival.implementation]} only"
+        elif rival.predicted_s is not None:
+            state = "predicted"
         else:
             state = "not measured"
         rows.append((

@@ -51,7 +51,8 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
     `device` is the identity of a device whose own records are preferred. The target `cpu` means the
     host of this service. `foreign` adds imported implementations of other tools (`autotvm:…`), which cannot
     be built here; the policy `tvm` always does. `as_of` is an instant: later records are ignored. If nothing
-    is measured, `tune_on_miss` creates a run for the workload, unless there has been one.
+    is measured, or only in an older version, `tune_on_miss` creates a run for the workload, unless there has been one
+    of that implementation's version.
     """
 
     policy: Policy = "plevel"
@@ -64,8 +65,8 @@ class SelectRequest(DispatchRequest, frozen=True, kw_only=True, forbid_unknown_f
     "/select",
     **describe(
         "Select an implementation", takes=SelectRequest, example=QUESTION, gives=Selection,
-        note="By measurements first, then those of the same call with a shorter epilogue, then a cost model, then "
-        "the static priority level; the answer has the "
+        note="By measurements first, or by stale ones where no current one is as fast, then by those of the same call "
+        "with a shorter epilogue, then by a cost model, then by the static priority level; the answer has the "
         "reason and the rivals. The target `cpu` means the host of this service. An answer has an ETag: with "
         "If-None-Match an unchanged answer is 304. The header Location names the run that "
         "`tune_on_miss` created or found.",
@@ -79,7 +80,7 @@ async def choose(
     if body.tune_on_miss and found.reason not in (Reason.MEASURED, Reason.TRANSFERRED):
         who.check(TokenScope.SUBMIT)
         # Apart from selections, as it may wait for other writers.
-        run_id = await to_thread.run_sync(_tune, context, who, within, body)
+        run_id = await to_thread.run_sync(_tune, context, who, within, body, found.implementation)
         headers["location"] = f"/v1/runs/{run_id}"
     return reply_tagged(found, known, headers)
 
@@ -96,13 +97,14 @@ def _choose(context: Context, within: str, body: SelectRequest) -> Selection:
         return _select(database, body, asked, "workload")
 
 
-def _tune(context: Context, who: Actor, within: str, body: SelectRequest) -> int:
-    """The run for an unmeasured workload: its newest one, or else a new one."""
+def _tune(context: Context, who: Actor, within: str, body: SelectRequest, selected: str) -> int:
+    """The run for an unmeasured workload: the newest one with the version of `selected`, or else a new one."""
     wanted = RunWorkload(workload=body.workload, candidates=body.candidates)
     request = RunRequest(workloads=(wanted,), target=body.target)
     planned = planning.plan(request)
     with context.store.write() as connection:
-        run_id = runs.newest(connection, planned[0].workload, body.target, within)
+        own = next((c for c in planned[0].candidates if c.implementation == selected), None)
+        run_id = runs.newest(connection, planned[0].workload, body.target, within, own)
         if run_id is None:
             run_id = runs.create(connection, request, planned, within)
             audit.note(connection, who, "run.create", run=run_id)
@@ -218,8 +220,9 @@ def _tabulate(context: Context, within: str, body: DispatchRequest) -> Response:
     "/evidence",
     **describe(
         "The measurements behind a selection", takes=EvidenceRequest, example=QUESTION, gives=Evidence,
-        note="The best of each implementation at each level, the lowest means for the policy `tvm`, and, of "
-        "a symbolic workload, those of the shapes on record: for clients that apply the rule themselves.",
+        note="The best of each implementation at each level, the versions of which nothing succeeded, the lowest means "
+        "for the policy `tvm`, and, of a symbolic workload, those of the shapes on record: for clients that apply the "
+        "rule themselves.",
     ),
 )
 async def show_evidence(

@@ -56,7 +56,7 @@ class BestPage(msgspec.Struct, frozen=True, kw_only=True):
 class Covered(msgspec.Struct, frozen=True, kw_only=True):
     """The tuning state of one task.
 
-    `stale` is True if the implementation has a newer version: the records are not selected.
+    `stale` is True if the implementation has a newer version.
     """
 
     task_id: int

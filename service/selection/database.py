@@ -12,7 +12,16 @@ import sqlalchemy as sa
 from service.predict.ranker import ModelRanker
 from service.records import best, tvm_history
 from service.records.as_of import best_at
-from service.selection.statement import ADVICE, BEST, FOREIGN, STANDING_ADVICE, of_given
+from service.selection.statement import (
+    ADVICE,
+    BEST,
+    FAILED,
+    FOREIGN,
+    STANDING_ADVICE,
+    TASKS,
+    failed_at,
+    of_given,
+)
 from service.store.namespace import DEFAULT
 from service.store.sql import one_trip
 from service.store.tables import Scope, advice, device, worker_device
@@ -20,7 +29,7 @@ from service.store.tables import workload as workload_table
 from service.store.text import read_json
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate, convert
-from strategy.select import Advised, History, Level, Measured
+from strategy.select import Advised, Failed, History, Level, Measured
 from strategy.space import Config, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -101,6 +110,17 @@ class RecordDatabase:
     def _execute(self, query: sa.Select[Any], digests: set[str], *conditions: sa.ColumnElement[bool]) -> Sequence[Any]:
         statement, given = of_given(query, digests, self._namespace)
         return self.connection.execute(statement.where(*conditions) if conditions else statement, given).all()
+
+    def failed(self, workload: Workload, target: Target, device: str | None) -> list[Failed]:
+        """The versions of implementations that failed on the target, and have no time there."""
+        return [
+            Failed(implementation=r.implementation, version=r.version)
+            for r in self._read("failed", workload, self._read_failed) if target.is_like(r.target)
+        ]
+
+    def _read_failed(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
+        assert self._as_of is not None  # else `_read_together` has read it
+        return ((row.digest, row) for row in self._execute(TASKS, digests, *failed_at(self._as_of)))
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> list[Advised]:
         """The newest advice of each implementation, version, target and device model, the newest first."""
@@ -247,7 +267,9 @@ class RecordDatabase:
 
 
 # The statements of current rows by kind, and the kinds that are read after another.
-_STATEMENTS: Mapping[str, sa.Select[Any]] = {"best": BEST, "advice": STANDING_ADVICE, "foreign": FOREIGN}
+_STATEMENTS: Mapping[str, sa.Select[Any]] = {
+    "best": BEST, "failed": FAILED, "advice": STANDING_ADVICE, "foreign": FOREIGN,
+}
 _NEXT: Mapping[str, Sequence[str]] = {"foreign": ("best", "advice")}  # no tool's candidates: no advice
 
 

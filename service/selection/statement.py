@@ -12,10 +12,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.records.as_of import Best
-from service.records.best import standing
+from service.records.best import standing, stood
 from service.store.listed import Texts
 from service.store.sql import among
-from service.store.tables import advice, best, device, target, task, workload
+from service.store.tables import advice, best, device, record, target, task, workload
 
 _TARGET = (target.c.key.label("target"), sa.cast(target.c["keys"], sa.Text()).label("target_keys"))
 _FOUND = {c.name: c for c in (*best.c, *task.c, *workload.c, *_TARGET)}
@@ -34,6 +34,22 @@ def _of_tasks(query: sa.Select[Any], tasks: sa.FromClause) -> sa.Select[Any]:
 BEST = _of_tasks(
     sa.select(*(_FOUND[name] for name in Best._fields)), best.join(task, task.c.id == best.c.task_id)
 ).order_by(task.c.id, best.c.scope_value)
+
+# The tasks, and those of which something failed and nothing has a time.
+TASKS = _of_tasks(
+    sa.select(workload.c.digest, *_TARGET, *task.c["implementation", "version"]), task
+).order_by(task.c.id)
+_ATTEMPT = sa.exists().where(record.c.task_id == task.c.id)
+FAILED = TASKS.where(
+    ~sa.exists().where(best.c.task_id == task.c.id), _ATTEMPT.where(record.c.error.is_not(None), standing())
+)
+
+
+def failed_at(when: float) -> list[sa.ColumnElement[bool]]:
+    """The conditions on `TASKS` that something had failed and nothing succeeded at an instant."""
+    stood_then = _ATTEMPT.where(*stood(when))
+    return [stood_then, ~stood_then.where(record.c.error.is_(None))]
+
 
 # The tasks of other tools' implementations.
 FOREIGN = _of_tasks(

@@ -24,6 +24,7 @@ from service.store.tables import (
 from service.store.tables import target as target_table
 from service.tuning.join import join
 from service.tuning.plan import Planned
+from strategy.op_strategy import Candidate
 from strategy.record import Phase, RunRequest, RunState, convert, to_json
 from strategy.target import Target
 from strategy.workload import Workload
@@ -126,16 +127,18 @@ def _check_caches(request: RunRequest, namespace: str) -> None:
 
 
 def newest(
-    connection: sa.Connection, wanted: Workload, target: Target, namespace: str
+    connection: sa.Connection, wanted: Workload, target: Target, namespace: str, of: Candidate | None = None
 ) -> int | None:
-    """The newest run of a namespace that had a workload on a target, live or ended."""
+    """The newest run of a namespace that had a workload on a target, live or ended, and the version of a candidate."""
     found: int | None = connection.scalar(
         sa.select(sa.func.max(run_task.c.run_id))
         .join(task, task.c.id == run_task.c.task_id)
         .join(workload, workload.c.id == task.c.workload_id)
         .join(target_table, target_table.c.id == task.c.target_id)
-        .where(workload.c.digest == wanted.digest, target_table.c.key == target.key,
-               task.c.namespace == namespace)
+        .where(
+            workload.c.digest == wanted.digest, target_table.c.key == target.key, task.c.namespace == namespace,
+            *(() if of is None else (task.c.implementation == of.implementation, task.c.version == of.version)),
+        )
     )
     return found
 

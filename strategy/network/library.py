@@ -197,8 +197,7 @@ def describe(
         s = selections[step.workload]
         if isinstance(s, DispatchTable):
             names = ", ".join(dict.fromkeys(row.implementation for row in s.rows))
-            reasons = {row.reason for row in s.rows}
-            reason = Reason.PLEVEL if Reason.PLEVEL in reasons else max(reasons)
+            reason = max((row.reason for row in s.rows), key=list(Reason).index)
             return Kernel(value, s.workload.key, names, reason=reason, because=s.explanation.replace("\n", "; "))
         return Kernel(
             value, s.workload.key, s.implementation, s.version, s.config, s.reason, s.explanation

@@ -1,7 +1,7 @@
 """Selection: which implementation, with which configuration, and why.
 
-`rule` selects from `evidence`; `selector` caches answers, `lock` writes them to a file, and `dispatch` selects for
-symbolic shapes.
+`rule` selects from `evidence`, of which `weighing` finds what counts; `selector` caches answers, `lock` writes them to
+a file, and `dispatch` selects for symbolic shapes.
 """
 
 from strategy.select.evidence import (
@@ -9,6 +9,7 @@ from strategy.select.evidence import (
     Advised,
     Database,
     Evidence,
+    Failed,
     History,
     Instance,
     Level,
@@ -16,7 +17,6 @@ from strategy.select.evidence import (
     NoRecords,
     Prediction,
     Ranker,
-    current,
     doubtful,
     find_close,
     unsettled,
@@ -25,9 +25,10 @@ from strategy.select.rule import Policy, choose, choose_as_tvm, select
 from strategy.select.selection import Reason, Rival, Selection
 from strategy.select.selector import RevisedDatabase, Selector
 from strategy.select.validity import SelectionError, holds, require_some
+from strategy.select.weighing import current
 
 __all__ = [
-    "NO_RECORDS", "Advised", "Database", "Evidence", "History", "Instance", "Level", "Measured", "NoRecords",
+    "NO_RECORDS", "Advised", "Database", "Evidence", "Failed", "History", "Instance", "Level", "Measured", "NoRecords",
     "Policy", "Prediction", "Ranker", "Reason", "RevisedDatabase", "Rival", "Selection",
     "SelectionError", "Selector",
     "choose", "choose_as_tvm", "current", "doubtful", "find_close", "holds", "require_some", "select", "unsettled",

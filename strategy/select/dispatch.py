@@ -18,23 +18,24 @@ from strategy.condition import Expr, ExpressionError, SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate
 from strategy.select.combination import satisfiable
-from strategy.select.evidence import Database, Level, Measured, current
+from strategy.select.evidence import Database, Level, Measured
 from strategy.select.rule import choose
 from strategy.select.selection import Reason
 from strategy.select.validity import SelectionError, require_some
 from strategy.select.validity import holds as is_valid
+from strategy.select.weighing import read_measured, weigh, without_failed
 from strategy.space import Config
 from strategy.table import show_number
 from strategy.target import Target
 from strategy.workload import Workload
 
 MAX_CONDITIONS = 12
-_Instance = tuple[dict[str, int], Workload, Sequence[Measured], str]
-"""Values of the dimensions, the workload of that size, its measurements, and what `select` answers for it."""
+_Instance = tuple[dict[str, int], Sequence[Measured], str]
+"""Values of the dimensions, the measurements of that size, and what `select` answers for it."""
 
 
 class ShapeOnRecord(msgspec.Struct, frozen=True):
-    """A concrete shape in a row's range, with the best median of each implementation there."""
+    """A concrete shape in a row's range, with the best median of each implementation there, or its stale one."""
 
     dims: dict[str, int]
     median_s: dict[str, float]
@@ -44,7 +45,8 @@ class ShapeOnRecord(msgspec.Struct, frozen=True):
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of the table's conditions, and the choice made there.
 
-    `reason` is `transferred` if all of `shapes` were measured on other targets only. `ratio` has the
+    `reason` is `transferred` if all of `shapes` were measured on other targets only, and `stale` if the implementation
+    was measured in another version than is installed at any of them. `ratio` has the
     implementations measured at the largest number of `shapes`, each with the geometric mean of the ratio of its time
     to the best: over the shapes that they have in common, or all of its own if there are none. `timed` says how those
     were timed, where otherwise than the target's code.
@@ -170,10 +172,11 @@ def dispatch(
         binding = workload.match(shape)
         own = known if offered is not None else candidates(shape, target, libraries=libraries)
         if binding is not None and assumed.evaluate(binding) and any(is_valid(c, shape) for c in own):
-            measured = found if offered is not None else _of_all(usable, own, found)
-            selected = choose(shape, target, own, found).implementation
+            standing = without_failed(own, found, database, shape, target, device)
+            measured = standing if offered is not None else _of_all(usable, own, standing)
+            selected = choose(shape, target, own, standing).implementation
             holds = tuple(bool(c.evaluate(binding)) for c in conditions)
-            by_combination.setdefault(holds, []).append((binding, shape, measured, selected))
+            by_combination.setdefault(holds, []).append((binding, measured, selected))
     assuming = {holds[:-1]: e for holds, e in satisfiable((*conditions, assumed), symbols) if holds[-1]}
     # The search may miss what is assumed, and is then over all sizes.
     examples = assuming or dict(satisfiable(conditions, symbols))
@@ -227,15 +230,15 @@ def _row(
             f"no implementation of {table.workload.op} with symbolic dimensions is valid "
             f"for {example} on {table.target}"
         )
-    unconditional = [msgspec.structs.replace(c, condition=None) for c in valid]
     shapes, medians, levels = [], [], set()
-    for binding, shape, measured, selected in sorted(found, key=lambda f: sorted(f[0].items())):
-        answer = choose(shape, table.target, unconditional, measured)
-        if answer.level is not None:
-            best = current(valid, measured)[answer.level]
-            medians.append(best)
-            levels.add(answer.level)
-            times = {name: m.estimate.median_s for name, m in best.items()}
+    stale: set[str] = set()
+    for binding, measured, selected in sorted(found, key=lambda f: sorted(f[0].items())):
+        level, best, old = weigh(valid, measured)
+        if known := {**best, **old}:
+            medians.append(known)
+            levels.add(level)
+            stale |= old.keys()
+            times = {name: m.estimate.median_s for name, m in known.items()}
             shapes.append(ShapeOnRecord(binding, times, selected))
     names = tuple(c.implementation for c in valid)
     if not medians:
@@ -251,13 +254,14 @@ def _row(
     shared = [best for best in medians if all(c.implementation in best for c in compared)] or medians
     spans = {c.implementation: _ratio(c.implementation, shared) for c in compared}
     lowest = min(spans.values(), key=lambda e: e.median_s)
-    # As for one shape: of those that overlap the best, the highest plevel.
+    # As for one shape: of those that overlap the best, current ones, and of these the highest plevel.
     close = [c for c in compared if spans[c.implementation].low_s <= lowest.high_s]
-    winner = max(close, key=lambda c: c.plevel)
+    winner = max(close, key=lambda c: (c.implementation not in stale, c.plevel))
+    reason = Reason.TRANSFERRED if levels == {Level.TRANSFERRED} else Reason.MEASURED
     return Row(
         holds=holds, example=example, valid=names, implementation=winner.implementation,
         version=winner.version, config=_common_config(winner, medians),
-        reason=Reason.TRANSFERRED if levels == {Level.TRANSFERRED} else Reason.MEASURED,
+        reason=Reason.STALE if winner.implementation in stale else reason,
         ratio={name: span.median_s for name, span in spans.items()}, shapes=tuple(shapes),
         timed=_timed(medians),
     )
@@ -277,15 +281,15 @@ def _concrete_row(
 ) -> Row:
     shape = table.workload.bind(dims)
     own = candidates(shape, table.target, libraries=libraries)
-    measured = database.measured(shape, table.target, device)
-    shorter = ((w, database.measured(w, table.target, device)) for w in shape.shorter)
+    measured = read_measured(shape, table.target, database, device, own)
+    shorter = ((w, read_measured(w, table.target, database, device, own)) for w in shape.shorter)
     answer = choose(shape, table.target, own, measured, shorter=shorter)
     shapes: tuple[ShapeOnRecord, ...] = ()
     ratio, best_of = {}, []
-    if answer.level is not None:
-        best = current([c for c in own if is_valid(c, shape)], measured)[answer.level]
-        best_of.append(best)
-        medians = {name: m.estimate.median_s for name, m in best.items()}
+    _, best, old = weigh([c for c in own if is_valid(c, shape)], measured)
+    if known := {**best, **old}:
+        best_of.append(known)
+        medians = {name: m.estimate.median_s for name, m in known.items()}
         shapes = (ShapeOnRecord(dims, medians, answer.implementation),)
         ratio = {name: s / min(medians.values()) for name, s in medians.items()}
     return Row(

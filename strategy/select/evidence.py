@@ -52,6 +52,13 @@ class Advised(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # the device model, empty if unknown
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of an implementation that was tried on the target, and of which nothing has succeeded."""
+
+    implementation: str
+    version: str
+
+
 class History(msgspec.Struct, frozen=True, kw_only=True):
     """A record for TVM's own rule: the mean cost, under a device model and target keys."""
 
@@ -82,6 +89,10 @@ class Database(Protocol):
         Level `target` has one for each other device model, `transferred` for each other target and device model.
         `device` is the identity of a device; None: any, without the level `device`.
         """
+        return ()
+
+    def failed(self, workload: Workload, target: Target, device: str | None) -> Sequence[Failed]:
+        """The versions that only failed on the target, whichever device tried them."""
         return ()
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
@@ -119,6 +130,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Knowledge of a `Database` about one workload, as a value."""
 
     measured: tuple[Measured, ...] = ()
+    failed: tuple[Failed, ...] = ()
     history: tuple[History, ...] = ()
     advised: tuple[Advised, ...] = ()
     instances: tuple[Instance, ...] = ()  # only of a symbolic workload, whose other fields are empty
@@ -131,6 +143,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         if workload.is_constant:
             return cls(
                 measured=tuple(database.measured(workload, target, device)),
+                failed=tuple(database.failed(workload, target, device)),
                 history=tuple(database.history(workload)),
                 advised=tuple(database.advised(workload, target, device)),
             )
@@ -146,63 +159,6 @@ class Ranker(Protocol):
     ) -> Sequence[Prediction] | str:
         """Predictions, the fastest first, empty without a model; or the reason why the model gives none."""
         ...
-
-
-def current(
-    valid: Sequence[Candidate], measured: Sequence[Measured]
-) -> dict[Level, dict[str, Measured]]:
-    """The best per level and implementation, of records that are not stale.
-
-    Times of different device models, or targets, do not compare: of the other device models, the one with the most
-    implementations counts, the first by name on a tie. Nor do those of different thread pools, or of warm and
-    cold constants: others than the target's count only where it has none, and of those again one kind.
-
-    The order of `measured`, which differs between databases with the same records, has no effect: implementations are
-    in the order of `valid`.
-    """
-    by_name = {c.implementation: c for c in valid}
-    fitting = [
-        m for m in measured
-        if (c := by_name.get(m.implementation)) is not None and _is_current(c, m)
-    ]
-    ways: dict[str, set[str]] = {}
-    for m in fitting:
-        if m.level is not Level.TRANSFERRED:
-            ways.setdefault(m.timed, set()).add(m.implementation)
-    way = "" if "" in ways else min(ways, key=lambda w: (-len(ways[w]), w), default="")
-    best: dict[Level, dict[str, Measured]] = {level: {} for level in Level}
-    others: dict[Level, dict[tuple[str, str], dict[str, Measured]]] = {
-        Level.TARGET: {}, Level.TRANSFERRED: {}
-    }
-    for m in fitting:
-        if m.level is not Level.TRANSFERRED and m.timed != way:
-            continue
-        of_level = others.get(m.level)
-        group = best[m.level] if of_level is None else of_level.setdefault((m.target, m.model), {})
-        rival = group.get(m.implementation)
-        if rival is None or (m.estimate.median_s, m.version) < (rival.estimate.median_s, rival.version):
-            group[m.implementation] = m
-    for level, groups in others.items():
-        best[level] = groups[min(groups, key=lambda g: (-len(groups[g]), g))] if groups else {}
-    return {level: {name: group[name] for name in by_name if name in group} for level, group in best.items()}
-
-
-def _is_current(candidate: Candidate, m: Measured | Advised) -> bool:
-    if m.level is not Level.TRANSFERRED:
-        return m.version == candidate.version
-    # Another target's space may differ, but the code must be the same and the configuration valid here.
-    same_code = m.version.partition(".")[0] == candidate.version.partition(".")[0]
-    return same_code and (candidate.space is None or candidate.space.contains(m.config))
-
-
-def advice_of(valid: Sequence[Candidate], advised: Sequence[Advised]) -> Advised | None:
-    """The newest advice of the finest level, of a valid candidate's current version."""
-    by_name = {c.implementation: c for c in valid}
-    fitting = [
-        a for a in advised
-        if (c := by_name.get(a.implementation)) is not None and _is_current(c, a)
-    ]
-    return min(fitting, key=lambda a: list(Level).index(a.level), default=None)
 
 
 def find_close(estimates: Mapping[K, Estimate]) -> tuple[K, list[K]]:

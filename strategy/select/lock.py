@@ -33,7 +33,7 @@ class LockError(ValueError):
 
 
 class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One selection. `rivals` are the measured implementations, the selected one included."""
+    """One selection. `rivals` are the measured implementations, and the selected one if it is measured or stale."""
 
     workload: Workload
     target: Target
@@ -221,7 +221,8 @@ class LockDatabase(NoRecords):
             return found
         version = next((c.version for c in valid if c.implementation == entry.implementation), None)
         if version == entry.version:
-            return found if found.reason in (Reason.MEASURED, Reason.TRANSFERRED) else entry.selection(found.target)
+            told = entry.reason is not Reason.STALE and found.reason in (Reason.MEASURED, Reason.TRANSFERRED)
+            return found if told else entry.selection(found.target)
         if version is None and entry.library is not None and entry.library not in found.target.libs:
             why = f"calls {entry.library}, which {found.target} is without: add this target to the lock"
         else:
@@ -248,7 +249,11 @@ def _locked(selection: Selection, device: str | None) -> Locked:
         library=next((r.library for r in selection.rivals if r.implementation == selection.implementation), None),
         config=selection.config, reason=selection.reason, level=selection.level,
         explanation=selection.explanation, unmeasured=selection.unmeasured,
-        rivals=tuple(r for r in selection.rivals if r.estimate is not None),
+        rivals=tuple(
+            r for r in selection.rivals
+            if r.estimate is not None
+            or (selection.reason is Reason.STALE and r.implementation == selection.implementation)
+        ),
     )
 
 

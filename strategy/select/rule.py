@@ -1,15 +1,17 @@
 """The selection rule: which implementation, with which configuration, and why.
 
-Measurements decide first, at one level of match; then those of the same call with a shorter epilogue; then another
-tool's winner without a time, if its implementation is a candidate; then a cost model with sufficient accuracy; then
-the static priority level (plevel). `choose` is a pure function of candidates and evidence, so that a service, a client
-with a lock file and a test give the same answer.
+Measurements decide first, at one level of match, those of other versions than the installed ones where they are clearly
+lower; then those of the same call with a shorter epilogue; then another tool's winner without a time, if its
+implementation is a candidate; then a cost model with sufficient accuracy; then the static priority level (plevel).
+`choose` is a pure function of candidates and evidence, so that a service, a client with a lock file and a test give the
+same answer.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import BOUND, Estimate
@@ -20,14 +22,13 @@ from strategy.select.evidence import (
     Level,
     Measured,
     Ranker,
-    advice_of,
-    current,
     doubtful,
     find_close,
 )
 from strategy.select.lock import LockDatabase
 from strategy.select.selection import Reason, Selection, rank_rivals
 from strategy.select.validity import valid_candidates
+from strategy.select.weighing import advice_of, config_of_stale, read_measured, weigh
 from strategy.space import Config
 from strategy.table import show_seconds
 from strategy.target import Target
@@ -54,15 +55,27 @@ def select(
     known = candidates(workload, target) if offered is None else list(offered)
     if policy == "tvm":
         return choose_as_tvm(workload, target, known, database.history(workload))
-    shorter = ((w, database.measured(w, target, device)) for w in workload.shorter)
+    shorter = ((w, read_measured(w, target, database, device, known)) for w in workload.shorter)
     tools = any(c.foreign for c in known)
     advised = database.advised(workload, target, device) if tools else ()
     found = choose(
-        workload, target, known, database.measured(workload, target, device), ranker, shorter, advised
+        workload, target, known, read_measured(workload, target, database, device, known), ranker, shorter, advised
     )
     if isinstance(database, LockDatabase):
         return database.settle(found, valid_candidates(workload, target, known))
     return found
+
+
+class _Found(NamedTuple):
+    """The answer by measurements; `best` and `stale` are those that were compared."""
+
+    winner: Candidate
+    config: Config
+    reason: Reason
+    why: str
+    level: Level
+    best: Mapping[str, Measured]
+    stale: Mapping[str, Measured]
 
 
 def choose(
@@ -87,38 +100,34 @@ def choose(
 
     def answer(
         taken: Candidate | Advised, config: Config, reason: Reason, why: str, level: Level | None = None,
-        best: Mapping[str, Measured] = {}, predicted: Mapping[str, float] = {}, unmeasured: tuple[str, ...] = (),
+        predicted: Mapping[str, float] = {},
     ) -> Selection:
-        versions = {name: m.version for name, m in stale.items()}
         return Selection(
             workload=workload, target=target, implementation=taken.implementation, version=taken.version,
-            config=config, reason=reason, level=level, explanation=why, partial=bool(unmeasured),
-            unmeasured=unmeasured, stale=versions, rivals=rank_rivals(known, valid, best, predicted),
+            config=config, reason=reason, level=level, explanation=why,
+            rivals=rank_rivals(known, valid, {}, predicted),
         )
 
-    level, best = _of_one_level(valid, measured)
-    stale = {} if len(best) == len(valid) else _stale(valid, measured)
-    if best:
-        winner, lowest, close = _fastest(valid, best)
-        unmeasured = tuple(c.implementation for c in valid if c.implementation not in best)
-        reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
-        why = _explain_measured(winner, best, lowest, close, unmeasured, stale)
-        config = best[winner.implementation].config
-        return answer(winner, config, reason, why, level, best, unmeasured=unmeasured)
+    if (found := _by_measurements(valid, measured)) is not None:
+        unmeasured = tuple(c.implementation for c in valid if c.implementation not in found.best)
+        return Selection(
+            workload=workload, target=target, implementation=found.winner.implementation,
+            version=found.winner.version, config=found.config, reason=found.reason, level=found.level,
+            explanation=found.why + _explain_rest(found, unmeasured), partial=bool(unmeasured),
+            unmeasured=unmeasured, stale={name: m.version for name, m in found.stale.items()},
+            rivals=rank_rivals(
+                known, valid, found.best, {name: m.estimate.median_s for name, m in found.stale.items()}
+            ),
+        )
     nothing = "nothing is measured for this workload"
-    in_others = f" in the installed versions, only in others: {_show_stale(stale.values())}" if stale else ""
-    unknown = nothing + in_others
-    for anchor, found in shorter:
-        _, best = _of_one_level(valid, found)
-        if best:
-            winner, lowest, close = _fastest(valid, best)
-            why = _explain_measured(winner, best, lowest, close, (), {})
-            why = f"{unknown}; of {anchor}, the same call with a shorter epilogue, {why}"
-            return answer(winner, best[winner.implementation].config, Reason.ANCHOR, why)
+    for anchor, evidence in shorter:
+        if (found := _by_measurements(valid, evidence)) is not None:
+            why = f"{nothing}; of {anchor}, the same call with a shorter epilogue, {found.why}"
+            return answer(found.winner, found.config, Reason.ANCHOR, why)
     advice = advice_of(valid, advised)
     if advice is not None:
         why = (
-            f"{unknown}; {advice.implementation} has advice, a winner without a time of {advice.source}'s, "
+            f"{nothing}; {advice.implementation} has advice, a winner without a time of {advice.source}'s, "
             f"{_place(advice)}"
         )
         return answer(advice, advice.config, Reason.ADVISED, why, advice.level)
@@ -128,48 +137,44 @@ def choose(
         winner = next(c for c in valid if c.implementation == first.implementation)
         predicted = {p.implementation: p.median_s for p in predictions}
         why = (
-            f"{unknown}; the cost model ranks {winner.implementation} first, at about {show_seconds(first.median_s)}"
+            f"{nothing}; the cost model ranks {winner.implementation} first, at about {show_seconds(first.median_s)}"
         )
         return answer(winner, first.config, Reason.PREDICTED, why, predicted=predicted)
     winner = max(valid, key=lambda c: c.plevel)
     refused = f"{predictions}; " if isinstance(predictions, str) else ""
     why = (
-        f"{nothing} on {target}{in_others}; {refused}{winner.implementation} has the highest plevel "
+        f"{nothing} on {target}; {refused}{winner.implementation} has the highest plevel "
         f"({winner.plevel}) of {len(valid)} valid, with its fallback configuration"
     )
     return answer(winner, winner.fallback, Reason.PLEVEL, why)
 
 
-def _of_one_level(
-    valid: Sequence[Candidate], measured: Sequence[Measured]
-) -> tuple[Level, dict[str, Measured]]:
-    """The level that decides, and the best of each implementation there; none where no level has any."""
-    by_level = current(valid, measured)
-    # Measurements on the device model itself are preferred to those of others, however few; max() keeps
-    # the first of equals, so that the device's own records win a tie.
-    own = max((Level.DEVICE, Level.MODEL), key=lambda x: len(by_level[x]))
-    level = next((x for x in (own, Level.TARGET, Level.TRANSFERRED) if by_level[x]), own)
-    return level, by_level[level]
+def _by_measurements(valid: Sequence[Candidate], measured: Sequence[Measured]) -> _Found | None:
+    """The answer by the records of one level, None where no level has any.
 
-
-def _stale(valid: Sequence[Candidate], measured: Sequence[Measured]) -> dict[str, Measured]:
-    """The lowest time of each implementation with measurements on this target, none of them current.
-
-    They are in the order of `valid`, whatever that of `measured` is.
+    A stale record decides only if its interval is below those of all current ones: its time is of other code.
     """
-    here = [m for m in measured if m.level is not Level.TRANSFERRED]
-    known = {(m.implementation, m.version) for m in here}
-    lowest: dict[str, Measured] = {}
-    for m in sorted(here, key=lambda m: (m.estimate.median_s, m.version)):
-        lowest.setdefault(m.implementation, m)
-    return {
-        name: lowest[name] for name, version in ((c.implementation, c.version) for c in valid)
-        if name in lowest and (name, version) not in known
-    }
-
-
-def _show_stale(stale: Iterable[Measured]) -> str:
-    return ", ".join(f"{m.implementation} {show_seconds(m.estimate.median_s)} (version {m.version})" for m in stale)
+    level, best, stale = weigh(valid, measured)
+    least_s = min((m.estimate.judged.low_s for m in best.values()), default=math.inf)
+    ahead = {name: m for name, m in stale.items() if m.estimate.judged.high_s < least_s}
+    deciding = ahead or best
+    if not deciding:
+        return None
+    winner, lowest, close = _fastest(valid, deciding)
+    own = deciding[winner.implementation]
+    why = _explain_measured(winner, deciding, lowest, close)
+    if not ahead:
+        reason = Reason.TRANSFERRED if level is Level.TRANSFERRED else Reason.MEASURED
+        return _Found(winner, own.config, reason, why, level, best, stale)
+    config = config_of_stale(winner, own)
+    why += f"; that is of version {own.version}, and version {winner.version} is installed: tune again"
+    if config != own.config:
+        why += "; the configuration of then is not in the installed space, and the fallback is taken"
+    if best:
+        first = min(best.values(), key=lambda m: m.estimate.judged.median_s)
+        why += f"; of the installed versions {first.implementation} takes the least, "
+        why += show_seconds(first.estimate.median_s)
+    return _Found(winner, config, Reason.STALE, why, level, best, stale)
 
 
 def _fastest(
@@ -222,14 +227,7 @@ def choose_as_tvm(
     )
 
 
-def _explain_measured(
-    winner: Candidate,
-    best: dict[str, Measured],
-    lowest: Measured,
-    close: int,
-    unmeasured: Sequence[str],
-    stale: Mapping[str, Measured],
-) -> str:
+def _explain_measured(winner: Candidate, best: Mapping[str, Measured], lowest: Measured, close: int) -> str:
     own = best[winner.implementation].estimate
     where = _place(lowest)
     if close == 1:
@@ -255,12 +253,21 @@ def _explain_measured(
             f"; not known within ±{BOUND:.1%}, and so compared by the upper ends of their intervals: "
             f"{', '.join(doubt)}"
         )
-    never = [name for name in unmeasured if name not in stale]
+    return text
+
+
+def _explain_rest(found: _Found, unmeasured: Sequence[str]) -> str:
+    """The implementations of which there is no current record, the selected one left out."""
+    text = ""
+    never = [name for name in unmeasured if name not in found.stale]
     if never:
         text += f"; not measured: {', '.join(never)}"
-    old = [stale[name] for name in unmeasured if name in stale]
-    if old:
-        text += f"; measured in another version than is installed, and not compared: {_show_stale(old)}"
+    others = [m for name, m in found.stale.items() if name != found.winner.implementation]
+    if others:
+        listed = ", ".join(
+            f"{m.implementation} {show_seconds(m.estimate.median_s)} (version {m.version})" for m in others
+        )
+        text += f"; measured in another version than is installed: {listed}"
     return text
 
 

@@ -18,8 +18,11 @@ from strategy.workload import Workload
 
 
 class Reason(StrEnum):
+    """The evidence that decided; the later, the less it says of the installed code."""
+
     MEASURED = "measured"
     TRANSFERRED = "transferred"
+    STALE = "stale"  # measured in another version than is installed
     ANCHOR = "anchor"
     ADVISED = "advised"  # another tool's winner, without a time
     PREDICTED = "predicted"
@@ -27,7 +30,10 @@ class Reason(StrEnum):
 
 
 class Rival(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence about one implementation, the selected one included."""
+    """Evidence about one implementation, the selected one included.
+
+    `predicted_s` is by the cost model or, where the selection's `stale` has it, the median of that version.
+    """
 
     implementation: str
     version: str
@@ -48,7 +54,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The answer, its reason, and the rivals.
 
     `stale` has the implementations that are measured in other versions than the installed one alone, each with the
-    version of its lowest time.
+    newest of them; for the reason `stale` the selected one, whose time is of that version, is among them.
     """
 
     workload: Workload

@@ -28,7 +28,7 @@ from service.formats import ImportedRecord, Task
 from service.records.importer import import_items
 from service.selection.database import RecordDatabase
 from service.store.db import Store
-from service.store.tables import record
+from service.store.tables import record, task
 from strategy.op_strategy import candidates
 from strategy.record import to_json
 from strategy.select import Reason, SelectionError, Selector, select
@@ -197,6 +197,23 @@ def test_what_was_never_measured_is_tuned_once(start: Start, sqlite_copy: str) -
     hit = service.http.post("/v1/select", json=question(8, tune_on_miss=True))
     assert "location" not in hit.headers
     assert len(service.http.get("/v1/runs").json()["runs"]) == 1
+
+
+def test_what_was_tuned_in_another_version_alone_is_tuned_again_once(start: Start, sqlite_copy: str) -> None:
+    service = start(sqlite_copy)
+    miss = question(40, tune_on_miss=True)
+    where = service.http.post("/v1/select", json=miss).headers["location"]
+    service.http.post(f"{where}/cancel")
+    store = Store(sqlite_copy)
+    import_items(store, [measured(40, 0, 2e-3)])
+    with store.write() as c:
+        c.execute(sa.update(task).values(version="0.1"))
+    store.close()
+    found = service.http.post("/v1/select", json=miss)
+    assert (found.json()["reason"], found.json()["partial"]) == ("stale", True)
+    again = found.headers["location"]
+    assert again != where
+    assert service.http.post("/v1/select", json=miss).headers["location"] == again
 
 
 def test_runs_on_a_miss_hold_up_no_selection(start: Start, sqlite_copy: str) -> None:

@@ -45,7 +45,7 @@ from strategy.record import (
     Result,
     Results,
 )
-from strategy.select import History, Level, Measured, select
+from strategy.select import History, Level, Measured, Reason, select
 from strategy.space import Config
 from strategy.target import Target
 from strategy.workload import Input, Workload
@@ -408,7 +408,9 @@ def test_stale_versions_are_kept_apart(scene: Scene) -> None:
     newer = msgspec.structs.replace(FAST, version=f"2.{FAST.version.partition('.')[2]}")
     with scene.store.read() as c:
         answer = select(WORKLOAD, TARGET, RecordDatabase(c), offered=(newer, SLOW))
-    assert answer.level is None
+    assert (answer.implementation, answer.reason) == (FAST.implementation, Reason.STALE)
+    assert answer.stale == {FAST.implementation: FAST.version}
+    assert all(r.estimate is None for r in answer.rivals)
     assert {m.version for m in measured(scene)} == {FAST.version}
 
 

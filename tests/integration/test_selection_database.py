@@ -20,8 +20,9 @@ from service.store.db import Store
 from service.store.sql import now, one_trip
 from service.store.tables import history as history_table
 from service.store.tables import purge, record
+from strategy.op_strategy import Candidate
 from strategy.record import Device, ErrorKind, Phase, convert
-from strategy.select import History, Level, select
+from strategy.select import Evidence, History, Level, Reason, select
 from strategy.workload import Input, Workload
 from tests.integration.scene import (
     FAST,
@@ -247,6 +248,51 @@ def test_as_of_answers_from_the_records_of_then(store: Store, policy: str) -> No
     assert asked(100.0).config == made(1).config
     assert asked(250.0).config == made(4).config
     assert asked(300.0).reason == asked(None).reason == "plevel"
+
+
+@pytest.mark.sample(2)
+def test_a_version_that_only_fails_is_not_selected_by_the_one_before(store: Store) -> None:
+    one, two, newer = ours(1, (1.0,)), ours(2, (3.0,)), replace(FAST, version=f"77.{FAST.version.partition('.')[2]}")
+
+    def of(row: ImportedRecord, candidate: Candidate) -> ImportedRecord:
+        named = {"implementation": candidate.implementation, "version": candidate.version}
+        return replace(row, task=replace(row.task, **named))
+
+    def asked(as_of: float | None = None) -> tuple[str, str]:
+        with store.read() as c:
+            database = RecordDatabase(c, as_of=as_of)
+            seen = Evidence.read(database, WORKLOAD, TARGET, None).failed
+            found = select(WORKLOAD, TARGET, database, offered=(newer, SLOW))
+            assert bool(seen) == (newer.version in {f.version for f in seen})
+            return found.implementation, found.reason
+
+    import_items(store, [of(one, FAST), of(two, SLOW)])
+    set_clock(store, 100.0)
+    assert asked() == (FAST.implementation, Reason.STALE)
+    import_items(store, [of(made(3, (), error=ErrorKind.WRONG_ANSWER), newer)])
+    set_clock(store, 200.0, after=2)
+    with store.write() as c:
+        c.execute(sa.text("UPDATE task SET created_at = 50"))
+    assert asked() == asked(250.0) == (SLOW.implementation, Reason.MEASURED)
+    assert asked(150.0) == (FAST.implementation, Reason.STALE)
+    # A time of the installed version, though longer, is what counts.
+    import_items(store, [of(ours(4, (9.0,)), newer)])
+    set_clock(store, 300.0, after=3)
+    with store.write() as c:
+        c.execute(sa.text("UPDATE task SET created_at = 50"))
+    assert asked() == asked(350.0) == (SLOW.implementation, Reason.MEASURED)
+
+
+@pytest.mark.sample(2)
+def test_a_purged_failure_does_not_count(store: Store) -> None:
+    import_items(store, [made(1, (), error=ErrorKind.CRASH, worker="w")])
+    with store.read() as c:
+        assert RecordDatabase(c).failed(WORKLOAD, TARGET, None)
+        assert not RecordDatabase(c).failed(WORKLOAD, OTHER_TARGET, None)
+    with store.write() as c:
+        retention.purge_doubtful(c, Doubtful(worker="w"), "its memory was full")
+    with store.read() as c:
+        assert not RecordDatabase(c).failed(WORKLOAD, TARGET, None)
 
 
 def test_as_of_now_is_what_is_derived_with_the_records(store: Store) -> None:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, decode, encode
-from strategy.select import History, Level, Measured, Reason, SelectionError, choose, holds, select
+from strategy.select import (
+    Failed,
+    History,
+    Level,
+    Measured,
+    Reason,
+    SelectionError,
+    choose,
+    holds,
+    select,
+)
 from strategy.select.combination import satisfiable
 from strategy.select.dispatch import DispatchTable, Row, dispatch
 from strategy.space import Config, ConfigSpace, Knob
@@ -478,6 +488,9 @@ def test_what_is_measured_at_one_size_counts_in_the_table():
         def measured(self, workload, target, device):
             return []
 
+        def failed(self, workload, target, device):
+            return [Failed(implementation=name, version=own[name].version) for name in tried]
+
         def instances(self, workload, target, device):
             return [(shape, [
                 Measured(
@@ -487,6 +500,12 @@ def test_what_is_measured_at_one_size_counts_in_the_table():
                 for c, s in ((slow, 1e-3), (stale, 1e-6))
             ])]
 
+    tried: list[str] = []
+    row = dispatch(symbolic, target, One()).row(m=70)
+    assert (row.implementation, row.reason) == ("dense_pack.cpu", Reason.STALE)
+    assert row.shapes[0].median_s == {"dense_nopack.cpu": 1e-3, "dense_pack.cpu": 1e-6}
+    assert not row.dissent
+    tried = ["dense_pack.cpu"]  # in the installed version, without a time
     row = dispatch(symbolic, target, One()).row(m=70)
     assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)
     assert [s.dims for s in row.shapes] == [{"m": 64}]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from plevel.cli.lock import _compare, _line
-from plevel.kernel_selection import choose_kernel
+from plevel.kernel_selection import choose_kernel, measured_s
 from strategy.op_strategy import Candidate
 from strategy.record import Estimate
 from strategy.select import (
@@ -52,6 +52,24 @@ def test_what_was_not_measured_is_not_measured_in_the_lock() -> None:
     assert again.partial
     assert again.unmeasured == AT_DEVICE.unmeasured == ("new",)
     assert (again.implementation, again.config, again.level) == ("fast", AT_DEVICE.config, Level.DEVICE)
+
+
+def test_what_was_selected_by_an_older_version_is_selected_again() -> None:
+    old = msgspec.structs.replace(measured("new", 0.5, Level.DEVICE), version="0.1")
+    answer = selected([measured("fast", 1.0, Level.DEVICE), old])
+    assert (answer.implementation, answer.reason) == ("new", Reason.STALE)
+    text = Lock.make([answer]).write()
+    lock = Lock.read(text)
+    assert lock.write() == text
+    assert lock.select(WORKLOAD, TARGET).estimate is None
+    assert measured_s(answer) == measured_s(lock.select(WORKLOAD, TARGET).selection()) == 0.5
+    again = select(WORKLOAD, TARGET, LockDatabase(lock), offered=OFFERED)
+    assert (again.implementation, again.config, again.reason) == ("new", answer.config, Reason.STALE)
+    # With a newer version, the times of the lock are stale themselves.
+    newer = [msgspec.structs.replace(c, version="2.0") for c in OFFERED]
+    later = select(WORKLOAD, TARGET, LockDatabase(lock), offered=newer)
+    assert (later.implementation, later.reason, later.stale) == ("fast", Reason.STALE, {"fast": "1.0"})
+    assert later.explanation.startswith("new has version 2.0 here, the lock has 1.0: write it again; fast has the")
 
 
 def test_a_lock_for_another_processor_is_refused_as_a_whole() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from strategy.op_strategy import Candidate, OpStrategy, candidates
 from strategy.record import Estimate, convert, decode, encode, to_json
 from strategy.select import (
     Advised,
+    Failed,
     History,
     Level,
     Measured,
@@ -59,6 +61,9 @@ class Records:
 
     def measured(self, w: Workload, target: Target, device: str | None) -> Sequence[Measured]:
         return self.measurements
+
+    def failed(self, w: Workload, target: Target, device: str | None) -> Sequence[Failed]:
+        return ()
 
     def history(self, w: Workload) -> Sequence[History]:
         return self.past
@@ -130,41 +135,80 @@ def expected(rows: int, known: list[Candidate], measured: list[Measured]) -> tup
     if not valid:
         return None
     # 2. Current records of the device or its model, whichever has more implementations, the device's on
-    #    a tie; where neither has any, of the other model that has most; where none has, of the other
-    #    target and model that have most, valid in this target's space. On a tie, what is listed first.
-    for levels in ((Level.DEVICE, Level.MODEL), (Level.TARGET,), (Level.TRANSFERRED,)):
-        places: dict[tuple[Any, ...], dict[str, Measured]] = {}
-        if levels[0] is Level.DEVICE:
-            places = {(level,): {} for level in levels}
-        for m in measured:
-            if m.level not in levels or not _counts(m, valid):
-                continue
-            place = (m.level,) if m.level not in WIDER else (m.level, m.target, m.model)
-            table = places.setdefault(place, {})
-            known_s = table[m.implementation].estimate.median_s if m.implementation in table else 9e9
-            if m.estimate.median_s < known_s:
-                table[m.implementation] = m
-        ranked = sorted(places.items(), key=lambda item: -len(item[1]))  # stable: the first on a tie
-        if ranked and ranked[0][1]:
-            break
-    else:
+    #    a tie; where neither has any, of the other model that has most. On a tie, what is listed first.
+    mine = ((Level.DEVICE, Level.MODEL), (Level.TARGET,))
+    place, table = _tabulate([m for m in measured if _counts(m, valid)], mine)
+    # 3. Stale ones of the newest other version, of the same place if there is one.
+    old = [m for m in measured if m.level != Level.TRANSFERRED and _is_stale(m, valid)]
+    if table:
+        old = [m for m in old if _place_of(m) == place and m.implementation not in table]
+    newest: dict[tuple[Any, ...], int] = {}
+    for m in old:
+        key = m.implementation, _place_of(m)
+        newest[key] = max(int(m.version.split(".")[0]), newest.get(key, 0))
+    old_place, stale = _tabulate(
+        [m for m in old if int(m.version.split(".")[0]) == newest[m.implementation, _place_of(m)]], mine
+    )
+    missing = tuple(c.implementation for c in valid if c.implementation not in table)
+    # They decide where they are below all that is current, without overlap.
+    least = min((_span(m.estimate)[0] for m in table.values()), default=9e9)
+    below = {name: m for name, m in stale.items() if _span(m.estimate)[2] < least}
+    if below:
+        return _fastest_of(valid, below), Reason.STALE, (place or old_place)[0], None, missing
+    # 4. Where this target has none, current ones of the other target and model that have most.
+    reason = Reason.MEASURED
+    if not table:
+        place, table = _tabulate([m for m in measured if _counts(m, valid)], ((Level.TRANSFERRED,),))
+        missing = tuple(c.implementation for c in valid if c.implementation not in table)
+        reason = Reason.TRANSFERRED
+    if not table:
         # 5. The highest plevel, the first registered on a tie, with its fallback.
         top = max(c.plevel for c in valid)
         winner = [c for c in valid if c.plevel == top][0]  # noqa: RUF015
         return winner.implementation, Reason.PLEVEL, None, None, ()
-    (level, *_), table = ranked[0]
-    # 3. The lowest median; of those whose interval overlaps its interval, the highest plevel. An
-    #    interval that is not within 1.5 %, or of fewer than six samples, counts as its upper end.
+    name = _fastest_of(valid, table)
+    return name, reason, place[0], table[name].estimate.median_s, missing
+
+
+def _tabulate(
+    records: list[Measured], order: Sequence[tuple[Level, ...]]
+) -> tuple[tuple[Any, ...], dict[str, Measured]]:
+    for levels in order:
+        places: dict[tuple[Any, ...], dict[str, Measured]] = {}
+        if levels[0] is Level.DEVICE:
+            places = {(level,): {} for level in levels}
+        for m in records:
+            if m.level not in levels:
+                continue
+            table = places.setdefault(_place_of(m), {})
+            known_s = table[m.implementation].estimate.median_s if m.implementation in table else 9e9
+            if m.estimate.median_s < known_s:
+                table[m.implementation] = m
+        ranked = sorted(places.items(), key=lambda item: (-len(item[1]), item[0][1:]))  # stable: the first on a tie
+        if ranked and ranked[0][1]:
+            return ranked[0]
+    return (), {}
+
+
+def _place_of(m: Measured) -> tuple[Any, ...]:
+    return (m.level,) if m.level not in WIDER else (m.level, m.target, m.model)
+
+
+def _fastest_of(valid: list[Candidate], table: dict[str, Measured]) -> str:
+    # The lowest median; of those whose interval overlaps its interval, the highest plevel. An
+    # interval that is not within 1.5 %, or of fewer than six samples, counts as its upper end.
     spans = {name: _span(m.estimate) for name, m in table.items()}
     lowest = sorted(spans.values(), key=lambda span: span[1])[0]
     close = [
         c for c in valid if c.implementation in spans and spans[c.implementation][0] <= lowest[2]
     ]
     top = max(c.plevel for c in close)
-    winner = [c for c in close if c.plevel == top][0]  # noqa: RUF015
-    reason = Reason.TRANSFERRED if level == Level.TRANSFERRED else Reason.MEASURED
-    missing = tuple(c.implementation for c in valid if c.implementation not in table)
-    return winner.implementation, reason, level, table[winner.implementation].estimate.median_s, missing
+    return [c for c in close if c.plevel == top][0].implementation  # noqa: RUF015
+
+
+def _is_stale(m: Measured, valid: list[Candidate]) -> bool:
+    own = {c.implementation: c.version for c in valid}
+    return m.implementation in own and m.version != own[m.implementation]
 
 
 def _counts(m: Measured, valid: list[Candidate]) -> bool:
@@ -201,6 +245,15 @@ def test_the_rule_is_what_the_design_says(
     assert found.version == candidate.version
     if found.reason is Reason.PLEVEL:
         assert found.config == candidate.fallback
+    elif found.reason is Reason.STALE:
+        taken = [
+            m.config for m in measured
+            if (m.implementation, m.level) == (found.implementation, found.level)
+            and m.version == found.stale[found.implementation] != found.version
+        ]
+        in_space = [c for c in taken if candidate.space is not None and candidate.space.contains(c)]
+        assert found.config in (in_space if len(in_space) == len(taken) else [*in_space, candidate.fallback])
+        assert f"version {found.version} is installed: tune again" in found.explanation
     else:
         record = next(m for m in measured if m.estimate.median_s == time)
         assert found.config == record.config
@@ -210,6 +263,63 @@ def test_the_rule_is_what_the_design_says(
     times = [r.estimate.median_s for r in found.rivals if r.estimate]
     assert times == sorted(times)
     assert found.implementation in found.explanation
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_the_order_of_records_makes_no_difference(
+    case: tuple[int, list[Candidate], list[Measured]], random: Random,
+) -> None:
+    rows, known, measured = case
+    if expected(rows, known, measured) is not None:
+        shuffled = random.sample(measured, len(measured))
+        assert choose(workload(rows), TARGET, known, measured) == choose(workload(rows), TARGET, known, shuffled)
+
+
+@given(cases())
+def test_stale_records_never_make_the_known_time_worse(case: tuple[int, list[Candidate], list[Measured]]) -> None:
+    rows, known, measured = case
+    if expected(rows, known, measured) is None:
+        return
+    current = [m for m in measured if not _is_stale(m, known)]
+    before = choose(workload(rows), TARGET, known, current)
+    after = choose(workload(rows), TARGET, known, measured)
+    if before.reason is not Reason.MEASURED:
+        return
+    assert after.level is before.level
+    if after.reason is Reason.MEASURED:
+        assert (after.implementation, after.config) == (before.implementation, before.config)
+        return
+    assert (after.reason, after.partial) == (Reason.STALE, True)
+    (took,) = {
+        min(
+            (m.estimate.judged.high_s, m.estimate.median_s) for m in measured if m.level is after.level
+            and (m.implementation, m.version) == (after.implementation, after.stale[after.implementation])
+        )
+    }
+    assert took[0] < min(r.estimate.judged.low_s for r in after.rivals if r.estimate is not None)
+
+
+@given(cases(), st.floats(0.5, 2))
+def test_a_current_record_replaces_a_stale_one(
+    case: tuple[int, list[Candidate], list[Measured]], median_s: float,
+) -> None:
+    rows, known, measured = case
+    if expected(rows, known, measured) is None:
+        return
+    found = choose(workload(rows), TARGET, known, measured)
+    for name, version in found.stale.items():
+        (own,) = (c for c in known if c.implementation == name)
+        old = [m for m in measured if (m.implementation, m.version, m.level) == (name, version, found.level)]
+        new = [
+            msgspec.structs.replace(
+                m, version=own.version, config=own.fallback, estimate=Estimate(median_s, median_s, median_s, 20)
+            )
+            for m in old
+        ]
+        answer = choose(workload(rows), TARGET, known, [*measured, *new])
+        assert name not in answer.stale
+        if answer.implementation == name:
+            assert (answer.reason, answer.config) == (Reason.MEASURED, own.fallback)
 
 
 @given(cases())
@@ -459,20 +569,90 @@ def test_explanations_of_measurements() -> None:
         )
 
 
-def test_an_explanation_names_what_is_measured_in_other_versions() -> None:
-    known = [plain("slow.cpu", 15), plain("fast.cpu", 10), plain("new.cpu", 5)]
-    old = [measure("fast.cpu", s, version=v) for s, v in ((1e-3, "0.1"), (2e-3, "0.2"))]
-    partial = choose(workload(8), TARGET, known, [measure("slow.cpu", 3e-3, 0.01), *old])
-    assert partial.unmeasured == ("fast.cpu", "new.cpu")
-    assert partial.explanation.endswith(
-        "; not measured: new.cpu; measured in another version than is installed, and not compared: "
-        "fast.cpu 1.00 ms (version 0.1)"
+def test_what_was_measured_in_an_older_version_keeps_slower_ones_from_winning() -> None:
+    """A raised version made a tuned database answer worse than an empty one."""
+    known = [
+        plain("slow.cpu", 15), Candidate("fast.cpu", "2.0", 10, None, SPACE), plain("new.cpu", 5),
+        plain("older.cpu", 1),
+    ]
+    slow = measure("slow.cpu", 3e-3, 0.01)
+    old = [
+        measure("fast.cpu", s, 0.01, version=v, config=Config({"tile": t}))
+        for s, v, t in ((1e-3, "1.a", 1), (2e-3, "1.b", 2))
+    ]
+    answer = choose(workload(8), TARGET, known, [slow, *old, measure("older.cpu", 5e-3, version="0.1")])
+    assert (answer.implementation, answer.version, answer.config) == ("fast.cpu", "2.0", Config({"tile": 1}))
+    assert (answer.reason, answer.level, answer.partial) == (Reason.STALE, Level.DEVICE, True)
+    assert answer.unmeasured == ("fast.cpu", "new.cpu", "older.cpu")
+    assert answer.stale == {"fast.cpu": "1.a", "older.cpu": "0.1"}
+    # No time of the installed version is claimed.
+    assert [(r.implementation, r.estimate, r.predicted_s) for r in answer.rivals] == [
+        ("slow.cpu", slow.estimate, None), ("fast.cpu", None, 1e-3), ("older.cpu", None, 5e-3), ("new.cpu", None, None),
+    ]
+    assert answer.explanation == (
+        "fast.cpu has the lowest median measured on this device: 1.00 ms (95 %: 990 µs to 1.01 ms); that is of version "
+        "1.a, and version 2.0 is installed: tune again; of the installed versions slow.cpu takes the least, 3.00 ms; "
+        "not measured: new.cpu; measured in another version than is installed: older.cpu 5.00 ms (version 0.1)"
     )
-    assert partial.stale == choose(workload(8), TARGET, known, old).stale == {"fast.cpu": "0.1"}
-    assert choose(workload(8), TARGET, known, old).explanation.startswith(
-        f"nothing is measured for this workload on {TARGET} in the installed versions, only in others: "
-        "fast.cpu 1.00 ms (version 0.1); slow.cpu has"
+    # A current one that may be as fast is preferred.
+    near = choose(workload(8), TARGET, known, [measure("slow.cpu", 1.02e-3, 0.012), *old])
+    assert (near.implementation, near.reason) == ("slow.cpu", Reason.MEASURED)
+    assert near.explanation.endswith(
+        "; not measured: new.cpu, older.cpu; measured in another version than is installed: "
+        "fast.cpu 1.00 ms (version 1.a)"
     )
+
+
+def test_of_several_older_versions_the_newest_counts() -> None:
+    """The one before may have been fast by an error that the newer one mended."""
+    known = [plain("slow", 15), Candidate("mended", "12.0", 10, None, SPACE)]
+    old = [measure("mended", s, 0.01, version=v) for s, v in ((1.0, "2.a"), (4.0, "11.a"))]
+    assert choose(workload(8), TARGET, known, [measure("slow", 3.0, 0.01), *old]).implementation == "slow"
+    assert choose(workload(8), TARGET, known, [measure("slow", 5.0, 0.01), *old]).implementation == "mended"
+
+
+def test_the_newest_version_is_that_of_the_devices_that_decide() -> None:
+    known = [plain("a", 15), Candidate("b", "9.0", 10)]
+    own = [measure(name, s, version=v, level=Level.MODEL) for name, s, v in (("a", 3.0, "0.1"), ("b", 1.0, "7.0"))]
+    other = measure("b", 5.0, version="8.0", level=Level.TARGET, model="x")
+    answer = choose(workload(8), TARGET, known, [*own, other])
+    assert (answer.implementation, answer.stale) == ("b", {"a": "0.1", "b": "7.0"})
+
+
+def test_stale_records_of_another_device_model_are_not_compared() -> None:
+    known = [plain("a", 15), plain("b", 10)]
+    for level, model, reason in (
+        (Level.TARGET, "x", Reason.STALE), (Level.TARGET, "y", Reason.MEASURED), (Level.MODEL, "", Reason.MEASURED),
+    ):
+        old = measure("b", 1.0, version="0.1", level=level, model=model)
+        answer = choose(workload(8), TARGET, known, [measure("a", 2.0, level=Level.TARGET, model="x"), old])
+        assert answer.reason is reason
+    other = measure("b", 1.0, version="0.1", timed="constants=warm")
+    assert choose(workload(8), TARGET, known, [measure("a", 2.0), other]).reason is Reason.MEASURED
+
+
+def test_stale_records_of_this_target_come_before_all_that_is_not_of_it() -> None:
+    known = [plain("a", 15), Candidate("b", "2.0", 10, None, SPACE)]
+    old = measure("b", 1.0, version="1.0", config=Config({"tile": 3}))
+    other = measure("a", 0.5, level=Level.TRANSFERRED, target="haswell")
+    answer = choose(workload(8), TARGET, known, [old, other], Model(a=1e-3, b=2e-3))
+    assert (answer.implementation, answer.reason, answer.config) == ("b", Reason.STALE, SPACE.fallback)
+    assert "the configuration of then is not in the installed space, and the fallback is taken" in answer.explanation
+    shorter = [(workload(4), [old])]
+    anchored = choose(workload(8), TARGET, known, [], shorter=shorter)
+    assert (anchored.implementation, anchored.reason) == ("b", Reason.ANCHOR)
+    assert "that is of version 1.0, and version 2.0 is installed: tune again" in anchored.explanation
+
+
+@pytest.mark.parametrize(("failed", "reason"), [("1.0", Reason.MEASURED), ("0.1", Reason.STALE), ("", Reason.STALE)])
+def test_what_fails_in_the_installed_version_is_not_selected_by_an_older_one(failed: str, reason: Reason) -> None:
+    class Tried(Records):
+        def failed(self, w: Workload, target: Target, device: str | None) -> Sequence[Failed]:
+            return [Failed(implementation="a", version=failed), Failed(implementation="b", version="1.0")]
+
+    known = [plain("a", 5), plain("b", 10)]
+    records = Tried([measure("a", 1.0, version="0.1"), measure("b", 2.0)])
+    assert select(workload(8), TARGET, records, offered=known).reason is reason
 
 
 def test_rivals_without_times_are_in_the_order_of_plevel() -> None:
