@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from strategy.table import show_number
@@ -96,15 +96,20 @@ def parts(total: int, weights: Sequence[float], leads_s: Sequence[float | None])
     return split(total, [w / largest * (longest if s is None else s) for w, s in timed])
 
 
-def charge(own: int, earlier: int, part: int) -> int:
+def charge(own: int, earlier: Sequence[int], part: int) -> int:
     """The trials of a workload that a run is charged: those of other runs up to the workload's part.
 
-    So a workload that is tuned already takes no trials from the others.
+    So a workload that is tuned already takes no trials from the others. An implementation that no other run has tried,
+    as one with a new version, still gets its share.
+
+    Args:
+        earlier: the trials of other runs of each tunable implementation.
     """
-    return own + min(earlier, part)
+    untried = sum(n == 0 for n in earlier) * share(earlier, part)
+    return own + min(sum(earlier), max(part - untried, 0))
 
 
-def share(arms: Sequence[Arm], budget: int) -> int:
+def share(arms: Sized, budget: int) -> int:
     """The trials that each implementation gets before any may be dropped."""
     n = max(len(arms), 1)
     return min(max(MIN_SHARE, budget // (2 * n)), max(budget // n, 1))

@@ -123,8 +123,9 @@ def _count_charged(
     parts = budget.parts(trials, [weights[g[0].task_id] for g in groups.values()], leads_s)
     total = 0
     for group, part in zip(groups.values(), parts, strict=True):
-        made = sum(own[t.task_id] for t in group if t.tunable)
-        total += budget.charge(made, sum(t.trials for t in group if t.tunable) - made, part)
+        tunable = [t for t in group if t.tunable]
+        earlier = [t.trials - own[t.task_id] for t in tunable]
+        total += budget.charge(sum(own[t.task_id] for t in tunable), earlier, part)
     return total
 
 

@@ -138,8 +138,9 @@ class TuningRun:
         parts, total = self.parts(), 0
         for workload_id, group in self.by_workload().items():
             tunable = [t for t in group if t.search is not None]
-            earlier = sum(t.earlier for t in tunable)
-            total += budget.charge(sum(t.told + t.pending for t in tunable) - earlier, earlier, parts[workload_id])
+            earlier = [t.earlier for t in tunable]
+            own = sum(t.told + t.pending for t in tunable) - sum(earlier)
+            total += budget.charge(own, earlier, parts[workload_id])
         return total
 
     def find_policy(self, connection: sa.Connection) -> None:

@@ -813,6 +813,20 @@ def test_a_workload_that_is_tuned_already_takes_no_trials_from_the_others(farm: 
     assert made <= 20 + 2
 
 
+def test_an_implementation_with_a_new_version_gets_its_share_of_what_earlier_runs_have_spent(farm: Farm) -> None:
+    """Trials of the others took all of the budget, and the new version was never measured."""
+    farm.go(farm.ask(drawn(trials=40)).id)
+    newer = msgspec.structs.replace(FAST, version=f"2.{SPACE.digest}")
+    one = RunWorkload(workload=WORKLOAD, candidates=(newer, SLOW, LIBRARY))
+    asked = farm.ask(drawn(workloads=(one,), trials=8))
+    assert (asked.state, asked.trials_done) == (RunState.RUNNING, 4)
+    status = farm.go(asked.id)
+    assert {t.implementation: t.trials for t in status.tasks}[newer.implementation] == 4
+    with farm.store.read() as c:
+        found = select(WORKLOAD, TARGET, RecordDatabase(c), offered=one.candidates)
+    assert (found.implementation, found.version, found.reason) == (newer.implementation, newer.version, "measured")
+
+
 def test_force_begins_anew(farm: Farm) -> None:
     farm.go(farm.ask(request(trials=16)).id)
     jobs = len(farm.jobs)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.tuning.budget import (
     ALL_FAILED,
     Arm,
     Stand,
+    charge,
     hopeless,
     next_arm,
     order,
@@ -138,3 +139,14 @@ def test_no_weight_is_too_large_or_too_small_to_split_by() -> None:
     assert parts(10, [1.0, 5e-324], [5e-324, 1e-9]) == [10, 0]
     assert parts(10, [1e308, 5e-324], [1e-300, 1e-300]) == [10, 0]
     assert split(10, [0.0, 0.0]) == [5, 5]
+
+
+@example([30, 0], 8, 0)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.integers(1, 200), st.integers(0, 50))
+def test_trials_of_other_runs_leave_the_untried_their_share(earlier: list[int], part: int, own: int) -> None:
+    charged = charge(own, earlier, part)
+    assert own <= charged <= own + min(sum(earlier), part)
+    untried = earlier.count(0)
+    assert part - (charged - own) >= min(untried * share(earlier, part), part)
+    if not untried:
+        assert charged == own + min(sum(earlier), part)
