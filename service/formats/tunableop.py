@@ -15,7 +15,8 @@ from service.formats.kernel_tuner import seconds
 from service.formats.source import Source, check
 from strategy.target import Target
 
-LINE = re.compile(rb"Validator,[A-Z_]+,|\w*TunableOp_\w+,[^,\n]+,[^,\n]+(?:,[^,\n]*)?\s*$")
+# Without steps back, which took quadratic time in a field of blanks.
+LINE = re.compile(rb"Validator,[A-Z_]+,|(?=\w*TunableOp_\w)\w++,[^,\n]++,[^,\n]++(?:,[^,\n]*+)?\s*$")
 _EXTENTS = re.compile(r"([ntc]{2})_(\d{1,12})_(\d{1,12})_(\d{1,12})(?:_(.+))?")
 
 

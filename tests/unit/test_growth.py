@@ -221,6 +221,9 @@ def test_detection() -> None:
     begins = (b"", b"{", b"[", b"a\t", b'{"results":[{')
     cases = itertools.product(begins, units(tokens, 10, 2))
     assert grown(detect, cases) == []
+    for end in (b",c,d", b'"', b"\t"):  # by which what was taken for a line is none
+        cases = itertools.product((b"TunableOp_a,b,", b"", b"cu_num,", b"a\t"), (b" ", b"TunableOp_", b"a,", b"A"))
+        assert grown(lambda data: detect(data + end), cases) == []  # noqa: B023
 
 
 def texts(begins: Sequence[str], tokens: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
