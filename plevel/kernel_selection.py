@@ -16,7 +16,7 @@ from strategy.network.separable import JOINED
 from strategy.op_strategy import candidates
 from strategy.select import NO_RECORDS, Database, Reason, Selection, SelectionError, select
 from strategy.select.dispatch import DispatchTable, dispatch
-from strategy.select.lock import Lock, LockDatabase
+from strategy.select.lock import Lock, LockDatabase, Locked
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -71,6 +71,12 @@ def read_lock(path: str | None, target: Target, database: str | None) -> Lock | 
         if database is None:
             warnings.warn(f"plevel: kernels are selected untuned: {path}: {error}", stacklevel=3)
     return lock
+
+
+def is_outdated(entry: Locked, target: Target) -> bool:
+    """Return whether a lock's entry for a kernel has another version of its implementation than the installed one."""
+    offered = {c.implementation: c.version for c in candidates(entry.workload, target, libraries=False)}
+    return offered.get(entry.implementation, entry.version) != entry.version
 
 
 def measured_s(chosen: Chosen) -> float:

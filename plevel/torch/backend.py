@@ -20,7 +20,14 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx import GraphModule
 
 from plevel.database import REST_S, Rest, RestingError
-from plevel.kernel_selection import Choose, Chosen, make_chooser, open_records, read_lock
+from plevel.kernel_selection import (
+    Choose,
+    Chosen,
+    is_outdated,
+    make_chooser,
+    open_records,
+    read_lock,
+)
 from plevel.torch.budget import Budget, Part
 from plevel.torch.compilation import Compilation, run_whole
 from plevel.torch.explanation import Report, note, owned
@@ -128,17 +135,26 @@ freeze_for(plevel)
 
 
 def _check_lock(path: str, lock: Lock, asked: Iterable[Workload]) -> None:
-    """Warn of a lock that has none of the workloads of the first graph: it is of another model, or of other sizes."""
+    """Warn of a lock that has none of the workloads of the first graph, or has them in versions of another plevel."""
     fixed = [workload for workload in asked if workload.is_constant]
     target = model_target()
     if path in _known_locks or not fixed or not lock.is_for(target):
         return
     _known_locks.add(path)
-    if not any(lock.find(workload, target) for workload in fixed):
+    found = [entry for workload in fixed if (entry := lock.find(workload, target)) is not None]
+    outdated = sum(is_outdated(entry, target) for entry in found)
+    if not found:
         warnings.warn(
             f"plevel: {path} has none of the {show_number(len(fixed), 'workload')} of a graph, as a lock of another "
             "model or of inputs of other shapes: kernels are selected untuned (write a lock of this model by "
             "'plevel extract' and 'plevel lock')",
+            stacklevel=3,
+        )
+    elif outdated:
+        warnings.warn(
+            f"plevel: {path} has {outdated} of the {show_number(len(fixed), 'workload')} of a graph in other versions "
+            "of implementations than are installed: their kernels are selected without it (write the lock again by "
+            "'plevel lock', after 'plevel tune')",
             stacklevel=3,
         )
 

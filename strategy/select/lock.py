@@ -228,7 +228,10 @@ class LockDatabase(NoRecords):
         else:
             has = "is not offered here" if version is None else f"has version {version} here"
             why = f"{has}, the lock has {entry.version}: write it again"
-        return msgspec.structs.replace(found, explanation=f"{entry.implementation} {why}; {found.explanation}")
+        said = f"{entry.implementation} {why}; "
+        if found.explanation.startswith(said):  # `select` has settled it by the same lock
+            return found
+        return msgspec.structs.replace(found, explanation=said + found.explanation)
 
     def instances(
         self, workload: Workload, target: Target, device: str | None

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 torch = pytest.importorskip("torch", reason="the torch extra is not installed")
 
@@ -105,6 +106,20 @@ def test_a_lock_of_another_model_is_warned_of_once(tmp_path: Path):
         with pytest.warns(UserWarning, match=said):
             fast(torch.randn(16, 24))
         fast(torch.randn(8, 24))  # a second warning would be an error
+
+
+def test_a_lock_of_before_an_update_is_warned_of(tmp_path: Path):
+    target, softmax = model_target(), Workload.make("softmax", {"data": "float32[4,8]"})
+    (entry,) = Lock.make([select(softmax, target, NO_RECORDS)]).selections
+    path = tmp_path / "plevel.lock"
+    path.write_text(Lock(selections=(replace(entry, version="0.0"),)).write())
+    torch._dynamo.reset()
+    fast = torch.compile(torch.nn.Softmax(-1), backend=plevel, options={"confirm": False, "lock": path})
+    with (
+        torch.inference_mode(),
+        pytest.warns(UserWarning, match="plevel.lock has 1 of the 1 workload of a graph in other versions of impl"),
+    ):
+        fast(torch.randn(4, 8))
 
 
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:

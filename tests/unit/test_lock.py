@@ -183,11 +183,12 @@ def test_a_kernel_of_a_model_says_why_its_lock_does_not_answer() -> None:
     softmax = Workload.make("softmax", {"data": "float32[4,8]"})
     locked = select(softmax, TARGET, NO_RECORDS)
     older = Lock.make([msgspec.structs.replace(locked, version="0.1")])
-    found = choose_kernel(softmax, TARGET, NO_RECORDS, older)
-    assert isinstance(found, Selection)
-    assert (found.implementation, found.version) == (locked.implementation, locked.version)
     why = f"{locked.implementation} has version {locked.version} here, the lock has 0.1: write it again; "
-    assert found.explanation == why + locked.explanation
+    for database in (NO_RECORDS, LockDatabase(older)):
+        found = choose_kernel(softmax, TARGET, database, older)
+        assert isinstance(found, Selection)
+        assert (found.implementation, found.version) == (locked.implementation, locked.version)
+        assert found.explanation == why + locked.explanation
 
 
 def test_records_of_one_device_are_not_told_as_those_of_another() -> None:
