@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -11,6 +12,7 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.compile.lower import Lowered
+    from strategy.select import Selection
     from strategy.select.lock import Locked
     from strategy.space import Config
     from strategy.target import Target
@@ -47,6 +49,12 @@ def described(chosen: Chosen) -> dict[str, Any]:
     return {
         "implementation": chosen.implementation, "config": chosen.config, "because": chosen.because,
     }
+
+
+def tell_outdated(answers: Iterable[Selection]) -> str:
+    """Tell how many answers would be measured ones, had an update not raised versions; empty if none would."""
+    outdated = sum(bool(answer.stale) and answer.level is None for answer in answers)
+    return f" ({outdated} more in other versions than are installed: tune again)" if outdated else ""
 
 
 def lower_chosen(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from plevel.cli import location, option
+from plevel.cli.chosen import tell_outdated
 from plevel.cli.error import CommandError, UsageError
 from plevel.cli.file import whole
 from plevel.cli.processor import check_name
@@ -71,7 +72,7 @@ def lock(
         kept.write(made.write().encode())
     measured = sum(s.estimate is not None for s in made.selections)
     tell(
-        f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured",
+        f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured{tell_outdated(found)}",
         {"lock": str(out), "selections": len(made.selections), "measured": measured},
         as_json=as_json,
     )

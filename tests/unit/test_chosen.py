@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from plevel.cli.build import _Plan
-from plevel.cli.chosen import lower_chosen
+from plevel.cli.chosen import lower_chosen, tell_outdated
 from plevel.cli.location import Location
-from strategy.op_strategy import candidates
-from strategy.select import NO_RECORDS
+from strategy.op_strategy import Candidate, candidates
+from strategy.record import Estimate
+from strategy.select import NO_RECORDS, Level, Measured, choose
 from strategy.select.dispatch import dispatch
 from strategy.target import Target
 from strategy.workload_text import parse_workload
@@ -45,3 +46,21 @@ def test_a_table_that_is_built_is_of_what_is_installed_here(monkeypatch: pytest.
     place = Location(url="http://farm")
     plan = _Plan(workload, TARGET, None, Path("x.so"), None, None, None, place, bundle_libs=False, verify=False)
     assert plan._tabulate() == dispatch(workload, TARGET, NO_RECORDS)
+
+
+def test_answers_that_an_update_took_from_the_measured_ones_are_told() -> None:
+    workload = parse_workload("dense(data=float32[8,64],weight=float32[128,64]:const)")
+    new, old = Candidate("new", "2.0", 20), Candidate("old", "1.0", 10)
+
+    def answer(*versions: str) -> Any:
+        found = [
+            Measured(
+                implementation=name, version=version, config=new.fallback, level=Level.MODEL, target=TARGET.key,
+                model="", estimate=Estimate(1e-6, 0.99e-6, 1.01e-6, 20),
+            )
+            for name, version in zip(("new", "old"), versions, strict=False)
+        ]
+        return choose(workload, TARGET, [new, old], found)
+
+    assert tell_outdated([answer(), answer("2.0"), answer("1.0", "1.0")]) == ""
+    assert tell_outdated([answer("1.0"), answer("2.0")]) == " (1 more in other versions than are installed: tune again)"
