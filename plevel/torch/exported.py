@@ -156,6 +156,13 @@ def _zeros(shape: Any, _strides: Any = None, *, dtype: Any = None, device: Any =
     return aten.full.default(shape, 0.0, dtype=dtype, device=device)
 
 
+def _linspace(start: Any, end: Any, steps: Any, **about: Any) -> Any:
+    """PyTorch's parts round otherwise than PyTorch itself, which computes a range that is fixed."""
+    if all(isinstance(n, int | float) for n in (start, end, steps)):
+        return NotImplemented
+    return decomposition_table[aten.linspace.default](start, end, steps, **about)
+
+
 def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     """The network of an exported program, and the program in the operators whose values it names.
 
@@ -168,6 +175,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
         table.pop(kept, None)
     table[aten.empty.memory_format] = _zeros
     table[aten.empty_permuted.default] = table[aten.empty_strided.default] = _zeros
+    table[aten.linspace.default] = _linspace
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]
     table.update(quantized_parts(program.graph.nodes))

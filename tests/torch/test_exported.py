@@ -138,6 +138,10 @@ COMPUTED = {
     "nor is it with erf": (lambda x: (x * x * 0.5 * (1 + torch.erf(x * 0.5**0.5)), x * x * 0.5 * x.erf()), X),
     "activations": (lambda x: (x * x.sigmoid(), x * (0.5 * (1 + torch.erf(x * 0.5**0.5)))), X),
     "decimals": (lambda x: [torch.round(v, decimals=n) for v in (x, x * 100) for n in (0, 1, 3, -2)], X.exp()),
+    "ranges whose numbers are rounded": (
+        lambda i: (i + torch.linspace(0, 4, 15).long(), i + torch.arange(0, 15.2, dtype=torch.int64)),
+        torch.zeros(15, dtype=torch.int64),
+    ),
     "integers and floats": (lambda i: comparisons(i, 0.5), COUNTS),
     "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
     "bools and bools": (
