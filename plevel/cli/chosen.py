@@ -52,8 +52,10 @@ def described(chosen: Chosen) -> dict[str, Any]:
 
 
 def tell_outdated(answers: Iterable[Selection]) -> str:
-    """Tell how many answers would be measured ones, had an update not raised versions; empty if none would."""
-    outdated = sum(bool(answer.stale) and answer.level is None for answer in answers)
+    """Tell how many answers are by measurements of other versions than are installed; empty if none is."""
+    from strategy.select import Reason
+
+    outdated = sum(answer.reason is Reason.STALE for answer in answers)
     return f" ({outdated} more in other versions than are installed: tune again)" if outdated else ""
 
 
