@@ -80,7 +80,7 @@ def is_outdated(entry: Locked, target: Target) -> bool:
 
 
 def measured_s(chosen: Chosen) -> float:
-    """The median seconds of what is selected, if only by an older version that of it; NaN where none was measured."""
+    """The median seconds of what is selected, of an older version where it is stale; NaN where none was measured."""
     if isinstance(chosen, DispatchTable):
         return math.nan
     own = next((r for r in chosen.rivals if r.implementation == chosen.implementation), None)
