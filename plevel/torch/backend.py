@@ -44,6 +44,7 @@ from plevel.torch.option import OptionError, Options
 from plevel.torch.plan import model_target
 from plevel.torch.progress import Progress, Series
 from plevel.torch.whole import find_whole
+from strategy.select import Reason, Selection
 from strategy.select.lock import Lock
 from strategy.table import show_number
 from strategy.workload import Workload
@@ -53,7 +54,8 @@ logger = logging.getLogger("plevel.torch")
 _budget = Budget()
 _series = Series()
 _rest = Rest()
-_told: set[str] = set()  # reasons that graphs were left to Inductor for
+_told: set[str] = set()  # reasons that graphs were left to Inductor for, and others that are told once
+_OUTDATED = "are of other versions of implementations than are installed"
 _known_locks: set[str] = set()  # by their paths: one was used, or its first graph was warned of
 
 
@@ -93,14 +95,18 @@ def plevel(
             lock = read_lock(wanted.lock, model_target(), wanted.database)
             choose = make_chooser(model_target(), database, lock)
             asked: set[Workload] = set()
+            answers: dict[Workload, Chosen] = {}
 
             def choose_noted(workload: Workload) -> Chosen:
                 asked.add(workload)
-                return choose(workload)
+                answers[workload] = choose(workload)
+                return answers[workload]
 
             found, left = _compile(module, inputs, wanted, choose_noted, stamps)
         if wanted.lock and lock and not wanted.database:
             _check_lock(wanted.lock, lock, asked)
+        else:
+            _check_versions(answers.values())
         watch(stamps, left)
         if any(isinstance(i, torch.nn.Parameter) for i in inputs) and serves_others():
             warnings.warn(
@@ -132,6 +138,18 @@ def _reset() -> None:
 
 plevel.reset = _reset  # type: ignore[attr-defined]  # what `torch._dynamo.reset` calls
 freeze_for(plevel)
+
+
+def _check_versions(answers: Iterable[Chosen]) -> None:
+    """Warn once of kernels that records of other versions decide, as of a model that was tuned before an update."""
+    outdated = sum(isinstance(s, Selection) and s.reason is Reason.STALE for s in answers)
+    if outdated and _OUTDATED not in _told:
+        _told.add(_OUTDATED)
+        warnings.warn(
+            f"plevel: the records of {show_number(outdated, 'workload')} of a graph {_OUTDATED}, whose times are not "
+            "known (tune the model again by plevel.torch.tune)",
+            stacklevel=3,
+        )
 
 
 def _check_lock(path: str, lock: Lock, asked: Iterable[Workload]) -> None:

@@ -14,7 +14,7 @@ from plevel.cli import tune_run
 from plevel.client import Client, NoWorkerError, UnreachableError
 from plevel.database import plevel_database
 from plevel.extra import EmbeddedError
-from plevel.kernel_selection import read_lock
+from plevel.kernel_selection import make_chooser, read_lock
 from plevel.torch import explain, tune
 from plevel.torch.backend import plevel
 from plevel.torch.plan import model_target
@@ -120,6 +120,20 @@ def test_a_lock_of_before_an_update_is_warned_of(tmp_path: Path):
         pytest.warns(UserWarning, match="plevel.lock has 1 of the 1 workload of a graph in other versions of impl"),
     ):
         fast(torch.randn(4, 8))
+
+
+def test_records_of_before_an_update_are_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    def make(*given):
+        choose = make_chooser(*given)
+        return lambda workload: replace(choose(workload), reason=Reason.STALE)
+
+    monkeypatch.setattr("plevel.torch.backend.make_chooser", make)
+    torch._dynamo.reset()
+    fast = torch.compile(torch.nn.Softmax(-1), backend=plevel, dynamic=False, options={"confirm": False})
+    with torch.inference_mode():
+        with pytest.warns(UserWarning, match="records of 1 workload of a graph are of other versions of impl"):
+            fast(torch.randn(4, 8))
+        fast(torch.randn(5, 8))  # a second warning would be an error
 
 
 def test_a_service_without_a_worker_for_the_target_is_an_error_unless_the_run_is_to_wait(service) -> None:
