@@ -163,7 +163,6 @@ OPERATORS["aten.minimum.default"] = _binary("minimum")
 for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "resolve_conj", "resolve_neg"):
     OPERATORS[f"aten.{_name}.default"] = _same
 OPERATORS |= {
-    "aten.linear.default": layer.linear,
     **dict.fromkeys(("aten.matmul.default", "aten.mm.default", "aten.bmm.default"), layer.matmul),
     "aten.reciprocal.default": lambda x: call("divide", number(1, x), x),
     "aten.exp2.default": _of_floats(lambda x: call("power", number(2, x), x)),
@@ -175,6 +174,15 @@ OPERATORS |= {
     "aten._softmax.default": lambda x, axis, half_to_float: call("softmax", x, axis=axis),
     "aten._log_softmax.default": lambda x, axis, half_to_float: call("log_softmax", x, axis=axis),
 }
+
+
+@register("linear.default")
+def _linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
+    """A weight without an axis of outputs gives one number for each row."""
+    if len(extents(weight)) > 1:
+        return layer.linear(x, weight, bias)
+    found = layer.matmul(x, weight)
+    return found if bias is None else call("add", found, bias)
 
 
 @register("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")

@@ -142,6 +142,10 @@ COMPUTED = {
         lambda i: (i + torch.linspace(0, 4, 15).long(), i + torch.arange(0, 15.2, dtype=torch.int64)),
         torch.zeros(15, dtype=torch.int64),
     ),
+    "weights of one row": (
+        lambda x, y: [nn.functional.linear(*a) for a in ((x, y), (x[0], y), (x[0], y, y[0]), (x[None], y, y[0]))],
+        X, X[1].sin(),
+    ),
     "integers and floats": (lambda i: comparisons(i, 0.5), COUNTS),
     "bools and numbers": (lambda b: [*comparisons(b, 2), *comparisons(b, 0.5), b + 2, b * 0.5], COUNTS > 0),
     "bools and bools": (
