@@ -533,8 +533,17 @@ class Rounded(nn.Module):
         return x.round().sum(-1)
 
 
+class RoundedTwice(nn.Module):
+    """Integers of halves, whatever the input is off by."""
+
+    def forward(self, x):
+        return ((2 * x).round() / 2).round().sum(-1)
+
+
 @pytest.mark.parametrize(("model", "change", "code"), [
     (Rounded(), lambda reference: reference.moved(-1e-5), 0),
+    (RoundedTwice(), lambda reference: [np.floor(reference.inputs[0] + 0.5).sum(-1)], 0),
+    (RoundedTwice(), lambda reference: [1.05 * reference.outputs[0]], 1),
     (nn.Linear(4, 4), lambda reference: [1.005 * reference.outputs[0]], 1),
 ])
 def test_outputs_may_differ_where_the_models_own_jump(
