@@ -339,6 +339,8 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
     if _is_made(node):
         return _constant(node.target(*args, **kwargs))
     name, outputs = str(node.target), node.meta.get("val")
+    if isinstance(outputs, torch.Tensor) and 0 in (n for n in outputs.shape if isinstance(n, int)):
+        return _constant(torch.empty([known(n, at) for n in outputs.shape], dtype=outputs.dtype))
     makes_complex = isinstance(outputs, torch.Tensor) and outputs.is_complex()
     if makes_complex or name not in OPERATORS or is_complex([*args, *kwargs.values()]):
         found = call_complex(name, args, kwargs)

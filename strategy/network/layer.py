@@ -150,6 +150,9 @@ def matmul(x: Expr, y: Expr) -> Expr:
     if len(extents(x)) == 1:
         found = matmul(reshape(x, (1, -1)), y)
         return reshape(found, (*extents(found)[:-2], extents(found)[-1]))
+    if not extents(x)[-1]:
+        batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])
+        return filled(0, (*batch, extents(x)[-2], extents(y)[-1]), x.tensor_type.dtype)
     if len(extents(y)) == 2 and max(extents(y)) < PROBED:
         return linear(x, swap(y))
     if len(extents(y)) == 2:  # dense takes weights of fixed sizes

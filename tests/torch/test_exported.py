@@ -567,6 +567,12 @@ COMPUTED = {
             nn.functional.conv1d(x[0, :, :, 0], x[0, :, :, 1, :3], padding="valid"),
         ], IMAGE.view(1, 2, 4, 6, 6),
     ),
+    "values of no elements": (
+        lambda x: (
+            torch.cat([(x[:0] * 2)[:, None], x[:, None]]), torch.cat([x @ x[:0].T, x @ x.T], 1).softmax(1),
+            x[:, :0] @ x[:, :0].T + x, torch.cat([(x[:0] @ x.T).relu() @ x, x]),
+        ), X[:, :4].contiguous(),
+    ),
     "heads in groups": (
         lambda q, k: scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True),
         IMAGE, IMAGE[:, :2].contiguous(),
