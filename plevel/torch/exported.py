@@ -145,10 +145,14 @@ def find_weights(module: GraphModule) -> dict[str, torch.Tensor]:
                 held[node.target] = value
     if not all(map(is_dense, held.values())):
         raise NetworkError("its weights are not all dense tensors of PyTorch's own type")
-    size = sum(t.nbytes for t in held.values())
+    require_few(sum(t.nbytes for t in held.values()))
+    return held
+
+
+def require_few(size: int) -> None:
+    """Raise `NetworkError` for weights of more bytes than a library may have."""
     if size > MOST_BYTES:
         raise NetworkError(f"its weights have {size / 2**30:.1f} GiB, and a library at most {MOST_BYTES >> 30} GiB")
-    return held
 
 
 def _zeros(shape: Any, _strides: Any = None, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:

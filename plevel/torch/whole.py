@@ -31,7 +31,7 @@ from torch.fx import GraphModule
 from plevel.client import UnreachableError
 from plevel.deployment import draft, write_all
 from plevel.kernel_selection import Choose
-from plevel.torch.exported import Order, find_weights, import_graph
+from plevel.torch.exported import Order, find_weights, import_graph, require_few
 from plevel.torch.frozen import is_dense
 from plevel.torch.kernel import chosen_digest
 from plevel.torch.quantization import NAMESPACE
@@ -48,6 +48,7 @@ from plevel.torch.store import (
 from plevel.torch.verdict import Verdict, is_current
 from strategy.host import cpu_model, usable_cores
 from strategy.network.graph import NetworkError
+from strategy.network.integer import constant_bytes
 from strategy.network.library import Manifest
 from strategy.record import convert, to_json
 from strategy.target import Target
@@ -185,6 +186,7 @@ def draft_whole(
     """
     path = _path(module, _prefix(module, inputs, target))
     network, orders = import_graph(module, inputs)
+    require_few(constant_bytes(network, target))
     found = draft(network, target, choose)
     # Choices without records rest on measurements of other networks: nothing to compare.
     others = [draft(network, target, choose, pairs=False)] if found.has_measured_pairs else []

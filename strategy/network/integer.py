@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from strategy.compile.fusion import Group, describe
-from strategy.expr import Call, Constant, Expr, call
+from strategy.expr import Call, Constant, Expr, call, post_order
 from strategy.network import layer
 from strategy.network.graph import Network
 from strategy.network.rewriter import Rewriter, behind, extents
@@ -39,6 +39,13 @@ def multiply_integers(network: Network, target: Target) -> Network:
     outputs = {name: made.of(node) for name, node in network.outputs.items()}
     twin = network.twin and multiply_integers(network.twin, target)
     return replace(network, outputs=outputs, names=made.names, twin=twin)
+
+
+def constant_bytes(network: Network, target: Target) -> int:
+    """The bytes of the numbers that a library holds of dequantised constants, four for each integer of no product."""
+    nodes = (node for node in post_order(multiply_integers(network, target).root) if isinstance(node, Call))
+    kept = (node for node in nodes if node.op.name == "dequantize" and isinstance(node.args[0], Constant))
+    return sum(4 * node.tensor_type.size for node in kept)
 
 
 def _product(node: Call, target: Target) -> Expr | None:

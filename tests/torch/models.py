@@ -66,6 +66,7 @@ class Quantised(nn.Module):
             self.register_buffer(f"weight{i}", (weight / scales.view(shape)).round().to(torch.int8))
             self.register_buffer(f"scales{i}", scales)
             self.register_buffer(f"points{i}", torch.zeros(len(scales), dtype=torch.int64))
+            layer.weight = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         of, own = torch.ops.quantized_decomposed, (0, 255, torch.uint8)

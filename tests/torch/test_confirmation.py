@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -38,6 +39,7 @@ from plevel.torch import (
     compilation,
     confirmation,
     explain,
+    exported,
     form,
     kernel,
     operation,
@@ -239,6 +241,17 @@ def test_a_graph_that_pytorch_has_quantised_is_one_library(whole, kind, monkeypa
     left = explain(model)[-1]
     assert left.replaced == 0
     assert any(name.endswith(" of dequantised integers") for name in left.missed), str(left)
+
+
+def test_bytes_count_as_the_numbers_that_a_library_makes_of_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exported, "MOST_BYTES", 8_000)
+    tracer = torch.fx.Tracer()
+    tracer.proxy_buffer_attributes = True
+    for kind, few in (("static", find_dot(cpu_target(), "int8") is not None), ("weight", False)):
+        model = models.Quantised(torch.nn.Linear(64, 48), kind=kind).eval()
+        graph = torch.fx.GraphModule(model, tracer.trace(model))
+        with nullcontext() if few else pytest.raises(NetworkError, match="its weights have"):
+            draft_whole(graph, [torch.rand(4, 64)], cpu_target(), make_chooser(cpu_target(), NO_RECORDS), ask_all)
 
 
 def test_a_library_is_made_anew_for_other_weights_and_threads(whole):
