@@ -33,9 +33,10 @@ from strategy.layout import plain_type
 from strategy.op_strategy import OpStrategy
 from strategy.ops.conv2d.dot import dot_of
 from strategy.ops.conv2d.dot_form import Form, copied, prepare, unfolded
+from strategy.ops.conv2d.dot_tasks import Tasks
 from strategy.ops.conv2d.layout import plain_inputs
 from strategy.ops.conv2d.operator import Conv2DAttrs
-from strategy.ops.conv2d.pad import schedule_padding
+from strategy.ops.conv2d.pad import copy_by_vectors, schedule_padding
 from strategy.ops.conv2d.product import (
     INNER,
     Geometry,
@@ -44,6 +45,7 @@ from strategy.ops.conv2d.product import (
     split_groups,
     usual_window,
 )
+from strategy.ops.conv2d.task_padding import BY_TASK
 from strategy.schedule import Outs, compute_stage, find_stages, integer, store_tile, unroll_tile
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
@@ -52,7 +54,6 @@ from strategy.types import TensorType
 _LAYOUT = "NHWC"
 _WINDOW = Knob("window", ["unrolled", "rows", "loops"])
 _AHEAD = Knob("ahead", [False, True])
-_BALANCED = 0.9  # of the time of all threads, that they work: more is worth no smaller tasks
 
 
 def add(
@@ -67,7 +68,7 @@ def add(
         return
     form = Form.of(dot, attrs, weight)
     strategy.add_implementation(
-        partial(compute, form), partial(schedule, form), name, plevel, version=3,
+        partial(compute, form), partial(schedule, form), name, plevel, version=4,
         space=partial(space, form), prepare=partial(prepare, form),
     )
 
@@ -77,7 +78,8 @@ def space(
 ) -> ConfigSpace:
     """Tile of `rows` pixels × `width` channels, unrolling over the window and words, tasks, and the copy.
 
-    With `ahead` the next panel of the weight is prefetched meanwhile.
+    The image is copied before all tasks, or `by_task`, each what it reads. With `ahead` the next panel of the weight is
+    prefetched meanwhile.
     """
     geometry = Geometry.of(plain_inputs(attrs, inputs), plain_type(out_type, _LAYOUT))
     dot, words = form.dot, form.words
@@ -87,6 +89,9 @@ def space(
     high, wide = up_to("rows", ROWS, 2 * across), Knob("width", widths, "layout")
     needed = any(attrs.padding) or geometry.channels % dot.group > 0
     choices = (True,) if needed else (False, True) if dot.shift(inputs[0].dtype) else (False,)
+    # The sums of windows, which a zero point of the weight needs, are made before all tasks.
+    apart = choices == (False,) or dot.zero_points(attrs, inputs[0].dtype)[1]
+    by_task = Knob("by_task", [False] if apart else BY_TASK.values)
 
     def parts(rows: Any) -> int:
         """The number of lines that tasks share, or of tiles where these may go over lines."""
@@ -95,39 +100,33 @@ def space(
     # Tiles over lines have two blocks that divide numbers of them.
     o_blocks = fitting_blocks([-(-o // w) for w in widths], 4 if form.is_flat else len(widths))
     p_blocks = fitting_blocks([parts(r) for r in high.values], 6)
+    if not form.is_flat and parts(1) not in p_blocks:
+        p_blocks.append(parts(1))  # all lines
 
     def fallback() -> dict[str, Any]:
         rows, width = best_tile_of(across, o, lanes, target.vector_registers, target.multiply_adds)
-        panels, count = -(-o // width), parts(rows)
+        panels, window = -(-o // width), (geometry.kernel_h, 1 if form.in_rows else geometry.kernel_w)
         # Threads that write parts of one cache line, each a panel's channels of the same pixels, wait for each other:
         # a first layer of 8 bits did most of its time.
-        whole = (b for b in o_blocks if panels % b == 0 and b * width * 4 // dot.group % LINE_BYTES == 0)
-        o_block = next(whole, panels if panels in o_blocks else 1)
-        entries = panels // o_block * geometry.groups * int(geometry.batch)
-
-        def share(p_block: int) -> float:
-            """The share of time that threads are at work on tasks."""
-            tasks = entries * (count // p_block)
-            return tasks / (-(-tasks // target.threads) * target.threads)
-
-        p_block = largest_divisor(p_blocks, count, count)
-        if entries < 2 * target.threads:
-            p_block = max((b for b in p_blocks if count % b == 0), key=lambda b: (min(share(b), _BALANCED), b))
+        whole = [b for b in o_blocks if panels % b == 0 and b * width * 4 // dot.group % LINE_BYTES == 0]
+        steps = attrs.strides[0], (geometry.kernel_h - 1) * attrs.dilation[0] + 1
+        wide = geometry.out_w if form.unfolds else (geometry.out_w - 1) * attrs.strides[1] + form.reach(attrs)
+        tasks = Tasks(
+            geometry, target, lanes, terms=window[0] * window[1] * words,
+            words=-(-form.stored // dot.group) if choices[-1] else 0, is_flat=form.is_flat, steps=steps, wide=wide,
+            offered=(whole or [panels if panels in o_blocks else 1], p_blocks, by_task.values),
+        ).best([(rows, width)])
         unroll = largest_divisor((1, 2, 4), words, max(1, 4 // geometry.kernel_w))
-        window = geometry.kernel_h, 1 if form.in_rows else geometry.kernel_w
         panel_bytes = 4 * window[0] * window[1] * words * width
         weight_bytes = panels * geometry.groups * panel_bytes
         return {
-            "rows": rows,
-            "width": width,
+            **tasks,
             "window": usual_window("rows", window, rows * width // lanes * unroll),
             "unroll": unroll,
-            "o_block": o_block,
-            "p_block": p_block,
             "inner": "pixels",
             "copied": choices[-1],
             # A single tile would bring as much as it reads.
-            "ahead": p_block > 1 and weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
+            "ahead": tasks["p_block"] > 1 and weight_bytes >= target.l2_bytes // 2 and fits_ahead(panel_bytes, target),
         }
 
     return ConfigSpace(
@@ -140,6 +139,7 @@ def space(
             Knob("p_block", p_blocks),
             INNER,
             Knob("copied", choices),
+            by_task,
             _AHEAD,
         ],
         [
@@ -151,6 +151,7 @@ def space(
         fallback=fallback,
         idle={
             **idle_window(geometry),
+            **({"by_task": knob("copied") == 0} if by_task.has(True) else {}),
             "inner": one_order(
                 knob("o_block"), knob("p_block") * (1 if form.is_flat else ceildiv(across, knob("rows"))), ahead=True
             ),
@@ -280,7 +281,10 @@ def schedule(form: Form, attrs: Conv2DAttrs, outs: Outs, target: Target, config:
     sch.parallel(task)
     for block in (output,) if anchor is tiles else (output, anchor):
         store_tile(sch, block, dot.lanes)
-    if "copied" in stages:
+    if "copied" in stages and config["by_task"]:
+        sch.compute_at(stages["copied"], task, preserve_unit_loops=True)
+        copy_by_vectors(sch, stages["copied"], target.vector_bytes * dot.group // 4)
+    elif "copied" in stages:
         schedule_padding(sch, stages["copied"], target.vector_bytes * dot.group // 4)
     y, x, words = _schedule_tile(sch, dot, tiles, config)
     if config["ahead"]:

@@ -1,4 +1,8 @@
-"""The untuned tile and tasks of `conv2d_nchw_dot_direct.cpu`: those that take the busiest thread the fewest cycles."""
+"""Untuned tiles and tasks of convolutions by dot-product instructions: those with the fewest cycles of a thread.
+
+An image is copied before all tasks, or by each of them: what other threads copy as well is then copied twice, but none
+waits for the others and reads from their caches.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,10 @@ from strategy.cpu.tile import tile_share
 from strategy.ops.conv2d.product import Geometry
 from strategy.target import Target
 
-# Cycles to put a word of the image, to read one that another core has put, to turn and write a vector of pixels, to
+# Cycles to copy a word of the image, to read one that another core has copied, to turn and write a vector of pixels, to
 # begin a task, and for threads to wait for each other; and bytes of a weight that come from the last level in a cycle.
 # Of a Zen 5.
-_PUT, _READ, _TURN, _TASK, _WAIT, _STREAM = 0.6, 1.5, 4, 1000, 4000, 10
+_COPY, _READ, _TURN, _TASK, _WAIT, _STREAM = 0.6, 1.5, 4, 1000, 4000, 16
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Tasks:
     Attributes:
         lanes: output channels of a vector.
         terms: words of a window.
-        words: those of a pixel.
+        words: those of a pixel that are copied, 0 if it is read where it lies.
         is_flat: tiles go over lines.
         steps: lines of the image from one line of windows to the next, and those that windows of a line read.
         wide: pixels of a line of the image.
@@ -63,6 +67,7 @@ class Tasks:
         streamed = panel_bytes / _STREAM if panels * panel_bytes > target.l2_bytes // 2 else 0.0
         entries, threads = int(self.geometry.batch) * self.geometry.groups, target.threads
         waiting, reading = (_WAIT, _READ) if threads > 1 else (0, 0.0)
+        whole = entries * self._read(lines, rows)
         o_blocks, p_blocks, places = self.offered
         for o_block, p_block in itertools.product(o_blocks, p_blocks):
             if panels % o_block or lines % p_block:
@@ -74,12 +79,12 @@ class Tasks:
             read = self._read(p_block, rows)
             for by_task in places:
                 if by_task:
-                    put = _PUT * turns * read
+                    copying = _COPY * turns * read
                 else:
                     # Tasks of a thread that read the same lines follow each other.
                     again = min(o_tasks, -(-turns // p_tasks))
-                    put = waiting + reading * turns / again * read + _PUT * entries * self._read(lines, rows) / threads
-                yield work + put, -o_block * p_block, -rows, width, o_block, p_block, by_task
+                    copying = waiting + reading * turns / again * read + _COPY * whole / threads
+                yield work + copying, -o_block * p_block, -rows, width, o_block, p_block, by_task
 
     def _read(self, p_block: int, rows: int) -> int:
         """The words that a task reads of the image."""
