@@ -333,6 +333,17 @@ def test_untuned_a_thread_copies_what_it_reads_of_an_image(image, weight, stride
         assert space.fallback["by_task"]
 
 
+@pytest.mark.parametrize(("rows", "k", "width"), [(128, 3072, 48), (128, 11008, 32), (8, 11008, 48), (128, 14336, 48)])
+def test_untuned_tiles_share_a_panel_that_stays_in_the_second_level(rows, k, width):
+    """Of 8 rows, one tile reads it; of 14336 steps, no panel of two vectors stays."""
+    target = Target.parse({"kind": "llvm", "mcpu": "znver5", "num-cores": 2, "l2_bytes": 1 << 20})
+    inputs = {"data": f"bfloat16[{rows},{k}]", "weight": f"bfloat16[4096,{k}]"}
+    found = {c.implementation: c.space for c in candidates(Workload.make("dense", inputs, {}, ["weight"]), target)}
+    space = found["dense_dot.cpu"]
+    assert space.contains(space.fallback)
+    assert space.fallback["width"] == width
+
+
 def test_sums_of_int64_that_int32_does_not_hold_are_left_to_the_plain_loop():
     for channels, offered in ((3669, True), (3671, False)):
         inputs = {"data": f"uint8[1,{channels},3,3]", "weight": f"uint8[2,{channels},3,3]"}

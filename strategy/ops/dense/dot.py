@@ -51,6 +51,7 @@ from strategy.types import TensorType
 _BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 21, 24, 32, 48, 64)
 _UNROLL = (1, 2, 4, 8)
 _INNER = Knob("inner", ["rows", "panels"])
+_KEPT = 0.7  # of the second level, that a panel may fill: tiles of rows read a larger one from the last level each
 _AHEAD = Knob("ahead", [False, True])
 
 
@@ -78,7 +79,7 @@ def add_matrix(strategy: OpStrategy, inputs: Sequence[TensorType], name: str, ta
 def add(strategy: OpStrategy, dot: Dot, name: str, plevel: int) -> None:
     """Add the implementation by an instruction to a strategy."""
     strategy.add_implementation(
-        partial(compute, dot), partial(schedule, dot), name, plevel, version=2 if dot.rows == 1 else 1,
+        partial(compute, dot), partial(schedule, dot), name, plevel, version=3 if dot.rows == 1 else 1,
         space=partial(space, dot), prepare=partial(prepare, dot),
     )
 
@@ -95,11 +96,14 @@ def space(
     steps, of_rows = -(-extents.k // dot.group), dot.rows == 1
 
     def fallback() -> dict[str, Any]:
+        size = dtype_bytes(dot.packed)
         rows, width = usual_tile(dot, extents.rows, extents.n, target)
+        kept = int(_KEPT * target.l2_bytes) // (extents.k * size * lanes) * lanes
+        if of_rows and rows < extents.rows and lanes < kept < width:
+            rows, width = usual_tile(dot, extents.rows, kept, target)
         tiles = -(-extents.rows // rows)
         split_rows = -(-extents.n // width) < target.threads and extents.m.is_constant
         m_tasks = largest_divisor(_BLOCKS, tiles, target.threads) if split_rows else 1
-        size = dtype_bytes(dot.packed)
         # Those of a batch are mostly computed just before: few of them are still in the second level.
         is_near = len(batch) > 0 and inputs[1].size * size < target.l2_bytes // 2
         # A single tile would bring as much as it reads.
