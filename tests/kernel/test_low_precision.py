@@ -313,7 +313,7 @@ def test_untuned_tasks_keep_all_threads_at_work(threads):
         assert tasks >= 0.8 * threads * -(-tasks // threads)
 
 
-@pytest.mark.parametrize("threads", [2, 8])
+@pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize(
     ("image", "weight", "strides"),
     [

@@ -66,7 +66,7 @@ class Tasks:
         panel_bytes = width * self.terms * 4
         streamed = panel_bytes / _STREAM if panels * panel_bytes > target.l2_bytes // 2 else 0.0
         entries, threads = int(self.geometry.batch) * self.geometry.groups, target.threads
-        waiting, reading = (_WAIT, _READ) if threads > 1 else (0, 0.0)
+        waiting, reading = (_WAIT, _READ) if threads > 1 else (_TASK, 0.0)
         whole = entries * self._read(lines, rows)
         o_blocks, p_blocks, places = self.offered
         for o_block, p_block in itertools.product(o_blocks, p_blocks):
