@@ -43,14 +43,14 @@ from strategy.ops.topk import topk
 from strategy.ops.transpose import transpose
 from strategy.record import Estimate
 from strategy.reference import evaluate
-from strategy.select import Level, Measured, Reason
+from strategy.select import Level, Measured, NoRecords, Reason
 from strategy.target import Target
 from tests.limit import HANG_S
 
 TARGET = Target.parse("cpu").with_threads(2)
 
 
-class Records:
+class Records(NoRecords):
     """A database that holds what a test says was measured."""
 
     def __init__(self) -> None:
@@ -58,12 +58,6 @@ class Records:
 
     def measured(self, workload, target, device):
         return self.found
-
-    def instances(self, workload, target, device):
-        return []
-
-    def history(self, workload):
-        return []
 
 
 @pytest.fixture
