@@ -160,12 +160,12 @@ class Sender:
             pause = FIRST_PAUSE_S
 
     def _send_first(self) -> bool:
-        """Send the oldest results that no request has failed with, or else those of the longest ago; False if none.
+        """Send the next results; False if there are none.
 
         If they fail on the way, as by their size or by a word in a message that a firewall looks for, send one of their
         files alone: one body must not hold up all others.
         """
-        first = self.spool.first(besides=self._doubtful) or self._first_doubtful()
+        first = self._next()
         if first is None:
             return False
         report, paths = first
@@ -186,11 +186,18 @@ class Sender:
             del self._doubtful[one]
         return True
 
-    def _first_doubtful(self) -> tuple[Report, list[Path]] | None:
-        """The results of the session whose last failure is the longest ago."""
+    def _next(self) -> tuple[Report, list[Path]] | None:
+        """The oldest results that no request has failed with, or else those of the session that failed the longest ago.
+
+        Those that end their lease go with the earlier ones that have failed, which the service refuses after the end.
+        """
         self._doubtful = {path: doubt for path, doubt in self._doubtful.items() if path.exists()}
         sessions = [doubt.session for doubt in self._doubtful.values()]
-        return self.spool.first(besides=[p for p, doubt in self._doubtful.items() if doubt.session != sessions[0]])
+        fresh = self.spool.first(besides=self._doubtful)
+        session = next(iter(sessions), "") if fresh is None else fresh[0].results.session
+        if session not in sessions or (fresh is not None and not fresh[0].results.done):
+            return fresh
+        return self.spool.first(besides=[p for p, doubt in self._doubtful.items() if doubt.session != session])
 
     def _is_hopeless(self, path: Path, report: Report, error: FailedRequestError) -> bool:
         """Count one more failure of a file, if other results were accepted since the last; return True at the most.

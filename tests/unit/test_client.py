@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -626,6 +627,27 @@ def test_results_that_are_too_large_together_are_sent_apart(
     assert [[r.message[:1] for r in one.results] for one in sent] == [["0"], ["1"], ["2", ""]]
     assert [one.done for one in sent] == [False, False, True]
     assert not (tmp_path / "refused").exists()
+
+
+def test_results_that_failed_once_go_with_those_that_end_their_lease(
+    start: Callable[..., tuple[Sender, Outcomes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the end the service takes no others: they would be lost, as by a restart in the middle of a request."""
+    monkeypatch.setattr("workers.sender.FIRST_PAUSE_S", HANG_S)
+    monkeypatch.setattr("workers.sender._LONGEST_AWAY_S", HANG_S)
+    sent: list[Results] = []
+
+    class Restarted(Service):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            sent.append(decode(request.content, Results))
+            return httpx.Response(200, content=encode(YES)) if len(sent) > 1 else httpx.Response(502, text=HTML)
+
+    sender, _ = start(Restarted())
+    sender.put(report(5, 0))
+    wait_until(lambda: sender._due is not None and sender._due > time.monotonic() + 1)  # it rests
+    sender.put(report(5, 1, done=True))
+    assert sender.flush(HANG_S)
+    assert [[r.entry for r in one.results] for one in sent] == [[0], [0, 1]]
 
 
 def test_no_results_are_set_aside_while_none_are_accepted(
