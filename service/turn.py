@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
 
 from service.access.auth import Actor
 from service.context import Context, context_of
@@ -42,11 +43,28 @@ class WordsRoute(APIRoute):
             if not request.query_params.get("workload_has"):
                 return await answer(request)
             context = await context_of(request)
-            async with context.scans.turn(client_of(request, request.state.actor)), context.scans.threads:
+            client = client_of(request, request.state.actor)
+            async with context.scans.turn(client), context.scans.threads:
                 await _require_client(request)
-                return await answer(request)
+                found = await answer(request)
+            if isinstance(found, StreamingResponse):  # of which each page of records is a look of its own
+                found.body_iterator = _in_turns(context, client, found.body_iterator)
+            return found
 
         return answer_in_turn
+
+
+async def _in_turns(
+    context: Context, client: Hashable, parts: AsyncIterable[Any]
+) -> AsyncIterator[Any]:
+    """Read each part of a streamed answer in its client's turn, and none while the client reads the one before."""
+    read = aiter(parts)
+    while True:
+        async with context.scans.turn(client), context.scans.threads:
+            part = await anext(read, None)
+        if part is None:
+            return
+        yield part
 
 
 async def _require_client(request: Request) -> None:
