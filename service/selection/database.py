@@ -120,7 +120,11 @@ class RecordDatabase:
 
     def _read_failed(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
         assert self._as_of is not None  # else `_read_together` has read it
-        return ((row.digest, row) for row in self._execute(TASKS, digests, *failed_at(self._as_of)))
+        found = best_at(self.connection, digests, self._as_of, self._namespace)
+        timed = {(b.digest, b.target, b.implementation, b.version) for b in found}
+        for row in self._execute(TASKS, digests, *failed_at(self._as_of)):
+            if (row.digest, row.target, row.implementation, row.version) not in timed:
+                yield row.digest, row
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> list[Advised]:
         """The newest advice of each implementation, version, target and device model, the newest first."""

@@ -46,9 +46,8 @@ FAILED = TASKS.where(
 
 
 def failed_at(when: float) -> list[sa.ColumnElement[bool]]:
-    """The conditions on `TASKS` that something had failed and nothing succeeded at an instant."""
-    stood_then = _ATTEMPT.where(*stood(when))
-    return [stood_then, ~stood_then.where(record.c.error.is_(None))]
+    """The conditions on `TASKS` that something had failed at an instant."""
+    return [_ATTEMPT.where(record.c.error.is_not(None), *stood(when))]
 
 
 # The tasks of other tools' implementations.

@@ -251,7 +251,11 @@ def test_as_of_answers_from_the_records_of_then(store: Store, policy: str) -> No
 
 
 @pytest.mark.sample(2)
-def test_a_version_that_only_fails_is_not_selected_by_the_one_before(store: Store) -> None:
+@pytest.mark.parametrize("refuted", [(), (0.5,)], ids=["none", "refuted"])
+def test_a_version_that_only_fails_is_not_selected_by_the_one_before(
+    store: Store, refuted: tuple[float, ...]
+) -> None:
+    """A time does not count where a check of its configuration has found a wrong answer."""
     one, two, newer = ours(1, (1.0,)), ours(2, (3.0,)), replace(FAST, version=f"77.{FAST.version.partition('.')[2]}")
 
     def of(row: ImportedRecord, candidate: Candidate) -> ImportedRecord:
@@ -269,7 +273,8 @@ def test_a_version_that_only_fails_is_not_selected_by_the_one_before(store: Stor
     import_items(store, [of(one, FAST), of(two, SLOW)])
     set_clock(store, 100.0)
     assert asked() == (FAST.implementation, Reason.STALE)
-    import_items(store, [of(made(3, (), error=ErrorKind.WRONG_ANSWER), newer)])
+    wrong = [of(made(3, (), error=ErrorKind.WRONG_ANSWER), newer), *(of(ours(3, (s,)), newer) for s in refuted)]
+    import_items(store, wrong)
     set_clock(store, 200.0, after=2)
     with store.write() as c:
         c.execute(sa.text("UPDATE task SET created_at = 50"))
@@ -277,7 +282,7 @@ def test_a_version_that_only_fails_is_not_selected_by_the_one_before(store: Stor
     assert asked(150.0) == (FAST.implementation, Reason.STALE)
     # A time of the installed version, though longer, is what counts.
     import_items(store, [of(ours(4, (9.0,)), newer)])
-    set_clock(store, 300.0, after=3)
+    set_clock(store, 300.0, after=2 + len(wrong))
     with store.write() as c:
         c.execute(sa.text("UPDATE task SET created_at = 50"))
     assert asked() == asked(350.0) == (SLOW.implementation, Reason.MEASURED)
