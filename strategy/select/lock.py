@@ -33,13 +33,17 @@ class LockError(ValueError):
 
 
 class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One selection. `rivals` are the measured implementations, and the selected one if it is measured or stale."""
+    """One selection. `rivals` are the measured implementations, and the selected one if it is measured or stale.
+
+    `measured_version` is that of the records by which a stale one was selected.
+    """
 
     workload: Workload
     target: Target
     device: str | None = None
     implementation: str
     version: str
+    measured_version: str | None = None
     library: str | None = None
     config: Config
     reason: Reason
@@ -81,6 +85,7 @@ class Locked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             workload=self.workload, target=target or self.target, implementation=self.implementation,
             version=self.version, config=self.config, reason=self.reason, level=self.level,
             explanation=explanation, partial=bool(self.unmeasured), unmeasured=self.unmeasured, rivals=self.rivals,
+            stale={} if self.measured_version is None else {self.implementation: self.measured_version},
         )
 
     def _named_for(self, target: Target) -> str:
@@ -249,6 +254,7 @@ def _locked(selection: Selection, device: str | None) -> Locked:
     return Locked(
         workload=selection.workload, target=selection.target, device=device,
         implementation=selection.implementation, version=selection.version,
+        measured_version=selection.stale.get(selection.implementation),
         library=next((r.library for r in selection.rivals if r.implementation == selection.implementation), None),
         config=selection.config, reason=selection.reason, level=selection.level,
         explanation=selection.explanation, unmeasured=selection.unmeasured,

@@ -65,6 +65,7 @@ def test_what_was_selected_by_an_older_version_is_selected_again() -> None:
     assert measured_s(answer) == measured_s(lock.select(WORKLOAD, TARGET).selection()) == 0.5
     again = select(WORKLOAD, TARGET, LockDatabase(lock), offered=OFFERED)
     assert (again.implementation, again.config, again.reason) == ("new", answer.config, Reason.STALE)
+    assert again.stale == answer.stale == {"new": "0.1"}  # by which its time is told from a prediction
     # With a newer version, the times of the lock are stale themselves.
     newer = [msgspec.structs.replace(c, version="2.0") for c in OFFERED]
     later = select(WORKLOAD, TARGET, LockDatabase(lock), offered=newer)
