@@ -71,10 +71,16 @@ class Rounded(Interpreter):  # type: ignore[misc]
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether a node makes numbers of float32 from bytes, by scales that it does not round first."""
-    x, scale = (value.meta["val"] if isinstance(value, Node) else value for value in node.args[:2])
+    """Return whether a node makes numbers of float32 from bytes, by scales that it does not round first.
+
+    Zero points of embeddings may lie between integers (`per_channel_affine_float_qparams`).
+    """
+    given = (*node.args, *node.kwargs.values())
+    x, scale, *others = (value.meta["val"] if isinstance(value, Node) else value for value in given)
     is_wide = isinstance(scale, torch.Tensor) and scale.dtype != torch.float32 and "channel" in str(node.target)
-    return not is_wide and x.dtype in (torch.int8, torch.uint8) and node.meta["val"].dtype == torch.float32
+    if is_wide or any(isinstance(value, torch.Tensor) and value.is_floating_point() for value in others):
+        return False
+    return x.dtype in (torch.int8, torch.uint8) and node.meta["val"].dtype == torch.float32
 
 
 def _dequantized(x: Expr, scale: Any, zero_point: Any, *_: Any, **__: Any) -> Expr:

@@ -101,6 +101,11 @@ OTHERS = {
             data(of, x), of.dequantize_per_channel(w, s.double(), None, 0, -127, 127, torch.int8)
         ), "dense",
     ),
+    "zero points between integers": (
+        lambda of, w, s, x: nn.functional.linear(
+            data(of, x), of.dequantize_per_channel(w, s, s * 70, 0, -128, 127, torch.int8)
+        ), "dense",
+    ),
     "numbers of bfloat16": (
         lambda of, w, s, x: nn.functional.linear(
             of.dequantize_per_tensor(of.quantize_per_tensor(x, *DATA), *DATA, out_dtype=torch.bfloat16),
