@@ -156,8 +156,10 @@ def _full_like(x: Expr, value: Any, dtype: Any = None, **_: Any) -> Expr:
 @register("arange.start_step")
 def _arange(start: Any, end: Any, step: Any = 1, dtype: Any = None, **_: Any) -> Expr:
     kind = dtype_named(dtype, dtype_of(start, end, step))
-    if kind == "int64":  # of which PyTorch takes the whole parts of numbers
-        start, end, step = (int(n) if type(n) is float else n for n in (start, end, step))
+    if "int" in kind and float in map(type, (start, end, step)):  # PyTorch takes the whole parts of numbers
+        n = None if kind == "int64" else math.ceil((end - start) / step)
+        start, end, step = (int(x) if type(x) is float else x for x in (start, end, step))
+        end = end if n is None else start + n * step
     if not isinstance(start, Computed):
         return layer.steps(start, end, step, kind)
     return call("add", layer.steps(0, end - start, step, kind), scalar(start, kind))

@@ -142,6 +142,11 @@ COMPUTED = {
         lambda i: (i + torch.linspace(0, 4, 15).long(), i + torch.arange(0, 15.2, dtype=torch.int64)),
         torch.zeros(15, dtype=torch.int64),
     ),
+    "ranges of fractions in narrower integers": (
+        lambda i: [torch.arange(*n, dtype=d) + i for d in (torch.int32, torch.int16)
+                   for n in ((1.7, 9.9, 2.9), (5.5, -2.5, -3.5))],
+        torch.zeros(3, dtype=torch.int64),
+    ),
     "weights of one row": (
         lambda x, y: [nn.functional.linear(*a) for a in ((x, y), (x[0], y), (x[0], y, y[0]), (x[None], y, y[0]))],
         X, X[1].sin(),
