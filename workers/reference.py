@@ -246,7 +246,7 @@ def _of_uneven(
     steps = workload.epilogue
     before = np.asarray(after(steps[:first], value, inputs))
     if before.dtype.kind in "iub":
-        return 0.0
+        return _of_integers(steps[first:], before, inputs)
     if not first and workload.operator.get_attr("TJumps", False) and np.array_equal(before, np.rint(before)):
         return 0.0  # nothing is rounded before a jump
     error = error_of(before, least)
@@ -265,6 +265,23 @@ def _of_uneven(
         # A jump may be on either side of what is rounded before it. Both ends may be whole turns of a remainder away.
         spread = offs[0] + offs[1] + (error if "floor_mod" in jumps else 0)
     return spread
+
+
+def _of_integers(steps: Sequence[EpilogueStep], value: Array, inputs: Mapping[str, Array]) -> Tolerance:
+    """The error of each element of integers, which are exact: by real numbers made of them, before a jump alone."""
+    real = np.asarray(after(steps[:1], value, inputs))
+    jumps = [get_op(step.op).get_attr("TJumps", False) for step in steps]
+    if real.dtype.kind != "f" or not any(jumps[1:]):
+        return 0.0
+    # A sum may be rounded once with its product, or apart.
+    first = 1 + jumps[1:].index(True)
+    before = np.asarray(after(steps[1:first], real, inputs))
+    error = _of_roundings(steps[1:first], real, inputs, 0.0, "float32")
+    with np.errstate(invalid="ignore"):  # of infinities
+        right, *ends = (np.asarray(after(steps[first:], x, inputs)) for x in (before, before - error, before + error))
+        offs = np.maximum(*(np.abs(np.subtract(end, right, dtype=np.float64)) for end in ends))
+    found: Array = np.nan_to_num(offs, nan=0.0, posinf=np.inf)
+    return found
 
 
 def _hides_terms(workload: Workload, length: int, narrowest: str) -> bool:

@@ -30,7 +30,9 @@ _BINARY = frozenset({"add", "multiply"})
 _TRIED = (0, 1, 2, 3, 5, 8, 13, 22, 37, 62)  # above the least sizes
 _TRIED_RESTS = 64  # of the rests that sizes leave in quotients
 _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
-_ROUNDED = frozenset({"round", "cast"})  # of sums of integers alone: an error of others would decide between two
+# Of sums of integers alone: an error of others would decide between two. The range of what is cast is known, as a
+# trial's random sums exceed that of narrow dtypes.
+_ROUNDED = {"round": {"dequantize"}, "cast": {"dequantize", "clip"}}
 
 
 def groups(network: Network) -> list[Group]:
@@ -150,4 +152,6 @@ def _may_join(group: Group, call: Call) -> bool:
         # A bias of blocked channels, as `blocking` makes it.
         bias = (1, whole[1], 1, 1, whole[-1]) if len(whole) == 5 and len(group.calls) == 1 else one
         return len(set(call.args)) == 2 and all(s in (whole, one, bias) for s in shapes)
-    return call.op.name in _UNARY | _RESCALED or (call.op.name in _ROUNDED and "dequantize" in group.names)
+    if needed := _ROUNDED.get(call.op.name):
+        return needed.issubset(group.names)
+    return call.op.name in _UNARY | _RESCALED

@@ -123,3 +123,18 @@ def test_other_forms_have_pytorchs_values(name):
     model, x = Given(function), torch.rand(5, 32)
     ((found, *_),) = check(read(model, x), VNNI, model, x, 1e-5 if "bfloat16" not in name else 0.1)
     assert found == wanted
+
+
+@pytest.mark.parametrize(("after", "joined"), [
+    (lambda y: y.round(), ("round",)),
+    (lambda y: y.clamp(0, 9).long(), ("clip", "cast")),
+    (lambda y: y.half(), ()),  # which has no number of a trial's random sums
+    (lambda y: (40 * y).long(), ("multiply",)),
+])
+def test_casts_are_joined_to_sums_of_known_range(after, joined):
+    torch.manual_seed(0)
+    models.define_quantized()
+    model, x = Given(lambda of, w, s, x: after(OTHERS["one scale of a weight"][0](of, w, s, x))), torch.rand(5, 32)
+    made = normalize(multiply_integers(read(model, x), VNNI))
+    (names,) = (g.names for g in groups(made) if g.anchor.op.name == "qdense")
+    assert names == ("qdense", "dequantize", *joined)

@@ -555,6 +555,31 @@ def test_a_jump_of_integers_is_exact() -> None:
         compare(right - 1, right, tolerance)
 
 
+@pytest.mark.parametrize("last", [(), ("clip", "cast")])
+def test_rounded_sums_of_integers_may_be_either_of_two_beside_a_half_alone(last: tuple[str, ...]) -> None:
+    """A kernel may round a product and the sum with a bias at once."""
+    given = {
+        "dequantize": ((None, Input("scale", "float32[]"), Input("zero", "int32[]")), {}),
+        "bias_add": ((None, Input("bias", "float32[32]")), {}),
+        "clip": ((None,), {"a_min": -2e4, "a_max": 2e4}),
+        "cast": ((None,), {"dtype": "int16"}),
+    }
+    steps = [EpilogueStep(op, *given.get(op, ((None,), {}))) for op in ("dequantize", "bias_add", "round", *last)]
+    workload = Workload.make("qdense", {"data": "uint8[64,40]", "weight": "int8[32,40]"}, epilogue=steps)
+    inputs = random_inputs(workload, 0) | {"scale": np.float32(1 / 3), "zero": np.int32(0)}
+    inputs["bias"] = np.full(32, 1 / 6, np.float32)  # a third of the sums is beside a half
+    right, tolerance = judge(workload, inputs)
+    sums = reference(workload.anchor, inputs)[0]
+    exact = sums / 3 + 1 / 6
+    beside = np.abs(exact - np.floor(exact) - 0.5) < 0.01
+    assert 0.2 < beside.mean() < 0.5
+    inside = (np.abs(exact) < 19_999) if last else np.full(right.shape, True)
+    other = np.where(right > exact, right - 1.0, right + 1.0).astype(right.dtype)
+    compare(np.where(beside & inside, other, right), right, tolerance)
+    with pytest.raises(WrongAnswerError, match=f"^{(~beside & inside).sum()} of"):
+        compare(np.where(~beside & inside, other, right), right, tolerance)
+
+
 def test_nothing_is_rounded_between_two_jumps() -> None:
     workload = Workload.make("round", {"data": "float32[40]"}, epilogue=[EpilogueStep("floor", (None,))])
     inputs = random_inputs(workload, 0)
