@@ -23,7 +23,6 @@ from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
-from strategy.network.layer import number
 from strategy.network.rewriter import extents
 from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
@@ -265,7 +264,7 @@ def counted(indices: Expr, extent: int) -> Expr:
     """Indices counted from the front; those below 0 are counted from behind."""
     if isinstance(indices, Constant) and extent < PROBED:
         return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))
-    below = call("less", indices, number(0, indices))
+    below = call("less", indices, layer.number(0, indices))
     return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
 
 
@@ -289,9 +288,9 @@ def _log_of_running_sums(x: Expr, axis: int) -> Expr:
     if n < PROBED:
         require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
     place, behind = layer.steps(0, n, 1, "int64"), (1,) * (len(shape) - 1 - axis)
-    so_far = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
+    upto = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
     beside = layer.reshape(x, (*shape[:axis], 1, *shape[axis:]))
-    return call("logsumexp", call("where", so_far, beside, number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
+    return call("logsumexp", call("where", upto, beside, layer.number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
 
 
 def _scan(name: str, x: Expr, axis: int, dtype: Any) -> Expr:
