@@ -75,12 +75,13 @@ def calls(workload: Workload, target: Target, name: str, copies: int) -> tuple[l
 def reading(made: ctypes.CDLL, memory: Sequence[np.ndarray], threads: int) -> Callable[[], float]:
     """A function that reads all of the memory, each thread its share of each piece; bytes per second."""
     shares = [x.nbytes // threads // STEP * STEP for x in memory]
-
-    def read(number: int) -> None:
-        for x, share in zip(memory, shares, strict=True):
-            made.sum(x.ctypes.data + number * share, share)
-
-    return lambda: peak.rates(sum(shares), [partial(read, i) for i in range(threads)], 1)[0]
+    sizes = (ctypes.c_long * len(shares))(*shares)
+    pieces = [
+        (ctypes.c_void_p * len(shares))(*(x.ctypes.data + i * n for x, n in zip(memory, shares, strict=True)))
+        for i in range(threads)
+    ]
+    calls = [partial(made.sum_pieces, each, sizes, len(shares)) for each in pieces]
+    return lambda: peak.rates(sum(shares), calls, 1)[0]
 
 
 def times(read: Callable[[], float], own: Sequence[Call], rounds: int) -> tuple[float, float]:

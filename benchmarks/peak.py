@@ -57,6 +57,12 @@ long sum(const whole *data, long bytes) {
     for (int i = 1; i < 8; ++i) sums[0] += sums[i];
     return sums[0][0];
 }
+
+long sum_pieces(const whole *const *data, const long *bytes, long count) {
+    long total = 0;
+    for (long i = 0; i < count; ++i) total += sum(data[i], bytes[i]);
+    return total;
+}
 """
 
 
