@@ -6,8 +6,8 @@ One row by weights of LLaMA-7B, in blocks of 32, by the configuration that runs 
 are larger than the caches, as the layers of a network are. In turns with it the sum of `peak.py` reads the same copies
 in as many threads: other memory may be faster or slower, by where the host has it.
 
-Prints medians, and the time of reading the weight and its scales over that of the product: 1 is the limit that memory
-sets.
+Prints medians, and that of the time of reading the weight and its scales over the product's, turn by turn: 1 is the
+limit that memory sets.
 
 It takes about a minute.
 """
@@ -84,8 +84,8 @@ def reading(made: ctypes.CDLL, memory: Sequence[np.ndarray], threads: int) -> Ca
     return lambda: peak.rates(sum(shares), calls, 1)[0]
 
 
-def times(read: Callable[[], float], own: Sequence[Call], rounds: int) -> tuple[float, float]:
-    """The median bytes per second of reading, and the median seconds of a call, in turns."""
+def times(read: Callable[[], float], own: Sequence[Call], rounds: int) -> tuple[float, float, float]:
+    """The medians of the bytes per second of reading, of the seconds of a call, and of their products, in turns."""
     samples: list[tuple[float, float]] = []
     for _ in range(rounds + 1):
         rate = read()
@@ -94,7 +94,9 @@ def times(read: Callable[[], float], own: Sequence[Call], rounds: int) -> tuple[
             call()
         samples.append((rate, (time.perf_counter() - begin) / len(own)))
     rates, seconds = zip(*samples[1:], strict=True)
-    return statistics.median(rates), statistics.median(seconds)
+    # Memory is faster in some seconds than in others: neighbours in time are compared.
+    beside = statistics.median(rate * s for rate, s in samples[1:])
+    return statistics.median(rates), statistics.median(seconds), beside
 
 
 def main() -> None:
@@ -114,9 +116,9 @@ def main() -> None:
                 workload = product(n, k, bits, level)
                 size = sum(i.tensor.size * (1 if i.name == "weight" else 4) for i in workload.inputs)
                 products, memory = calls(workload, target, "matmul_nbits_panel.cpu", -(-CACHES // size))
-                rate, own = times(reading(made, memory, arguments.threads), products, arguments.rounds)
+                rate, own, beside = times(reading(made, memory, arguments.threads), products, arguments.rounds)
                 label = f"1×{n}×{k},int{bits}" + (",int8 data" if level else "")
-                table.add(label, own, size / rate, round(rate * 1e-9, 1), size / rate / own)
+                table.add(label, own, size / rate, round(rate * 1e-9, 1), size / beside)
 
 
 if __name__ == "__main__":
