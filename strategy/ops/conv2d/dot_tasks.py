@@ -59,7 +59,7 @@ class Tasks:
         lines = tiles if self.is_flat else int(self.geometry.out_h)
         vectors, target = width // self.lanes, self.target
         share = tile_share(rows, rows, vectors, target.multiply_adds)
-        # Where tiles end beyond the last pixel, each writes under a condition.
+        # Tiles of which some end beyond the last pixel all write under a condition.
         writing = _TURN * (2 if across % rows else 1) * width * -(-rows // self.lanes)
         tile = rows * vectors * self.terms / target.multiply_adds / share + writing
         line = tile * (1 if self.is_flat else tiles)
