@@ -12,7 +12,6 @@ from plevel.cli.error import CommandError, UsageError
 
 if TYPE_CHECKING:
     from strategy.compile.lower import Lowered
-    from strategy.select import Selection
     from strategy.select.lock import Locked
     from strategy.space import Config
     from strategy.target import Target
@@ -51,11 +50,11 @@ def described(chosen: Chosen) -> dict[str, Any]:
     }
 
 
-def tell_outdated(answers: Iterable[Selection]) -> str:
-    """Tell how many answers are by measurements of other versions than are installed; empty if none is."""
+def tell_outdated(reasons: Iterable[str | None]) -> str:
+    """Tell how many selections are by measurements of other versions than are installed; empty if none is."""
     from strategy.select import Reason
 
-    outdated = sum(answer.reason is Reason.STALE for answer in answers)
+    outdated = sum(reason == Reason.STALE for reason in reasons)
     return f" ({outdated} more in other versions than are installed: tune again)" if outdated else ""
 
 

@@ -78,9 +78,9 @@ def compile_model(
     require_room()
     if not is_own(asked.target):  # whose name LLVM knows: without TVM, which only the children load
         require_known(asked.target)
-    imported, chosen, outdated = _compile(asked)
+    imported, chosen = _compile(asked)
     found: dict[str, Any] = {"function": asked.function, "files": [str(f) for f in _files(chosen)]}
-    said = _describe(asked, chosen, outdated, found)
+    said = _describe(asked, chosen, found)
     if verify is not False:
         said += _verify_or_remove(asked, chosen, imported, found)
     tell(said, found, as_json=as_json)
@@ -138,8 +138,8 @@ def _read_options(
     return _Options(model, out, where, function, sizes, locked, database or lock_path, namespace, verify)
 
 
-def _compile(asked: _Options) -> tuple[Imported, Faster, str]:
-    """Import the model, and write its library with the selections of the records; tell of those that are outdated."""
+def _compile(asked: _Options) -> tuple[Imported, Faster]:
+    """Import the model, and write its library with the selections of the records."""
     from plevel.deployment import deploy
     from plevel.extra import EmbeddedError
     from plevel.faster import Faster, deploy_faster
@@ -147,8 +147,6 @@ def _compile(asked: _Options) -> tuple[Imported, Faster, str]:
     from plevel.kernel_selection import make_chooser, open_records
     from strategy.fault import CompileError
     from strategy.network.graph import NetworkError
-    from strategy.select import Selection
-    from strategy.workload_text import parse_workload
     from workers.sandbox import SandboxError
 
     warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # PyTorch's, of itself
@@ -158,11 +156,8 @@ def _compile(asked: _Options) -> tuple[Imported, Faster, str]:
             choose = make_chooser(asked.target, records, asked.locked)
             given = imported.network, asked.target, choose, asked.out
             if asked.verify is not False and is_own(asked.target):
-                made = deploy_faster(*given, name=asked.function, about=asked.model.name)
-            else:
-                made = Faster(deploy(*given, name=asked.function, about=asked.model.name))
-            answers = (choose(parse_workload(s.workload)) for s in made.deployed.description.steps if s.workload)
-            return imported, made, tell_outdated(one for one in answers if isinstance(one, Selection))
+                return imported, deploy_faster(*given, name=asked.function, about=asked.model.name)
+            return imported, Faster(deploy(*given, name=asked.function, about=asked.model.name))
     except NetworkError as error:
         raise UsageError(f"{asked.model}: {error}") from error
     except (CompileError, EmbeddedError, SandboxError) as error:
@@ -173,7 +168,7 @@ def _files(chosen: Faster) -> list[Path]:
     return [(made := chosen.deployed).library, made.header, made.manifest]
 
 
-def _describe(asked: _Options, chosen: Faster, outdated: str, found: dict[str, Any]) -> str:
+def _describe(asked: _Options, chosen: Faster, found: dict[str, Any]) -> str:
     """Return lines about the library, and add what they tell to `found`."""
     from strategy.select import Reason
     from strategy.table import show_number
@@ -181,6 +176,7 @@ def _describe(asked: _Options, chosen: Faster, outdated: str, found: dict[str, A
     made = chosen.deployed
     kernels = [s for s in made.description.steps if s.workload is not None]
     measured = sum(s.reason in (Reason.MEASURED, Reason.TRANSFERRED) for s in kernels)
+    outdated = tell_outdated(s.reason for s in kernels)
     found |= {"kernels": len(kernels), "measured": measured}
     said = (
         f"{asked.out}: {show_number(len(kernels), 'kernel')}, {measured} of them measured{outdated}; "

@@ -71,8 +71,9 @@ def lock(
     with whole(out) as kept:
         kept.write(made.write().encode())
     measured = sum(s.estimate is not None for s in made.selections)
+    outdated = tell_outdated(s.reason for s in made.selections)
     tell(
-        f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured{tell_outdated(found)}",
+        f"{out}: {show_number(len(made.selections), 'selection')}, {measured} of them measured{outdated}",
         {"lock": str(out), "selections": len(made.selections), "measured": measured},
         as_json=as_json,
     )
