@@ -83,7 +83,7 @@ def confirm(
     progress: Progress,
     form_s: float,
     make_moved: Callable[[float], Compiled],
-    make_rounded: Callable[[float], Compiled] | None = None,
+    make_rounded: Callable[[float], Compiled] | None,
 ) -> tuple[Compiled, Whole | None, Verdict]:
     """The fastest form of the graph that was found, its library if it is one, and why.
 
@@ -97,8 +97,7 @@ def confirm(
         make_moved: gives the graph with what it looks up in tables off by a part.
         make_rounded: gives the graph with numbers off by a part where it rounds them to integers, if it does.
     """
-    found = _Search(plan, make, inputs, state, progress, form_s, make_moved)
-    found.make_rounded = make_rounded
+    found = _Search(plan, make, inputs, state, progress, form_s, make_moved, make_rounded)
     try:
         found.run(make_whole)
     except _RefusedError as error:
@@ -113,13 +112,13 @@ class _RefusedError(Exception):
 class _Search:
     """The best form of a graph so far, and the comparisons that said so."""
 
-    make_rounded: Callable[[float], Compiled] | None = None
-
     def __init__(
         self, plan: Plan, make: Callable[[Kept], Compiled], inputs: Sequence[Any], state: Sequence[torch.Tensor],
         progress: Progress, form_s: float, make_moved: Callable[[float], Compiled],
+        make_rounded: Callable[[float], Compiled] | None,
     ) -> None:
-        self.plan, self.make, self.progress, self.form_s, self.make_moved = plan, make, progress, form_s, make_moved
+        self.plan, self.make, self.progress, self.form_s = plan, make, progress, form_s
+        self.make_moved, self.make_rounded = make_moved, make_rounded
         kinds = (i.tensor.dtype for found in plan.extraction.workloads for i in found.workload.inputs)
         self.epsilon = max(map(epsilon, kinds), default=0.0)
         self.tolerance = max(TOLERANCE, 4 * self.epsilon)

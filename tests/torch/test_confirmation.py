@@ -927,7 +927,7 @@ def test_a_jump_of_some_numbers_lets_no_wrong_form_pass():
 
     search = object.__new__(confirmation._Search)
     search.alone, search.inputs, search.given, search.written = make(1), [x], [x.clone()], []
-    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.tolerance, search.epsilon, search.make_rounded = agreement.TOLERANCE, 0.0, None
     search.expected = search._outputs(search.alone)
     assert search._agrees(make(1))
     assert not search._agrees(make(1.03))
@@ -948,7 +948,7 @@ def test_numbers_on_a_half_may_be_rounded_either_way_and_no_wrong_form_passes():
     x = 0.1 * torch.randint(250, (4096, 8), generator=torch.Generator().manual_seed(0))
     search = object.__new__(confirmation._Search)
     search.alone, search.inputs, search.given, search.written = make(1), [x], [x.clone()], []
-    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.tolerance, search.epsilon, search.make_rounded = agreement.TOLERANCE, 0.0, None
     search.expected = search._outputs(search.alone)
     assert not search._agrees(make(1 - 1e-6))
     search.make_rounded = make_rounded(search.alone)
@@ -961,7 +961,7 @@ def test_inputs_that_pytorch_cannot_multiply_are_not_moved():
     x = torch.ones(8).to(torch.float8_e4m3fn)
     search = object.__new__(confirmation._Search)
     search.alone, search.inputs, search.given, search.written = lambda x: [x.float()], [x], [x.clone()], []
-    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.tolerance, search.epsilon, search.make_rounded = agreement.TOLERANCE, 0.0, None
     search.make_moved = lambda part: search.alone
     search.expected = search._outputs(search.alone)
     assert not search._agrees(lambda x: [x.float() * 1.01])
@@ -978,7 +978,7 @@ def test_a_mask_among_the_inputs_lets_no_wrong_form_pass(hidden):
     search = object.__new__(confirmation._Search)
     search.alone, search.inputs, search.written = make(1), [x, mask], []
     search.given = [x.clone(), mask.clone()]
-    search.tolerance, search.epsilon = agreement.TOLERANCE, 0.0
+    search.tolerance, search.epsilon, search.make_rounded = agreement.TOLERANCE, 0.0, None
     search.expected = search._outputs(search.alone)
     assert search._agrees(make(1))
     assert not search._agrees(make(1.03))
@@ -1407,7 +1407,7 @@ def test_a_graph_of_masked_scores_is_confirmed_though_an_input_has_nan(ratios):
     x = torch.tensor([-1.0, 1.0, torch.nan])
     with Progress(lambda: math.inf, Series()) as progress:
         make_moved = lambda part: masked
-        _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0, make_moved)
+        _, _, verdict = confirmation.confirm(plan, lambda kept: masked, apart, [x], [], progress, 0.0, make_moved, None)
     assert verdict.refused == ""
     assert ratios == []
 
