@@ -94,17 +94,15 @@ def plevel(
         with open_records(wanted.database or wanted.lock, rest=_rest) as database:
             lock = read_lock(wanted.lock, model_target(), wanted.database)
             choose = make_chooser(model_target(), database, lock)
-            asked: set[Workload] = set()
             answers: dict[Workload, Chosen] = {}
 
             def choose_noted(workload: Workload) -> Chosen:
-                asked.add(workload)
                 answers[workload] = choose(workload)
                 return answers[workload]
 
             found, left = _compile(module, inputs, wanted, choose_noted, stamps)
         if wanted.lock and lock and not wanted.database:
-            _check_lock(wanted.lock, lock, asked)
+            _check_lock(wanted.lock, lock, answers)
         else:
             _check_versions(answers.values())
         watch(stamps, left)
