@@ -167,6 +167,8 @@ def watch(stamps: Stamps, left: Collection[torch.Tensor]) -> None:
     if context is None:
         return
     watched = require_same(stamps, left)
+    if not watched:
+        return
     for tensor, stamp in watched:
         _states.setdefault(tensor, _State(stamp))
     is_same = native().watch(tuple(_watched(t) for t, _ in watched))
