@@ -288,9 +288,9 @@ def _log_of_running_sums(x: Expr, axis: int) -> Expr:
     if n < PROBED:
         require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
     place, behind = layer.steps(0, n, 1, "int64"), (1,) * (len(shape) - 1 - axis)
-    upto = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
+    seen = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
     beside = layer.reshape(x, (*shape[:axis], 1, *shape[axis:]))
-    return call("logsumexp", call("where", upto, beside, layer.number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
+    return call("logsumexp", call("where", seen, beside, layer.number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
 
 
 def _scan(name: str, x: Expr, axis: int, dtype: Any) -> Expr:
