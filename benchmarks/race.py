@@ -261,12 +261,14 @@ def burst(call: Call, length_s: float = BURST_S) -> float:
     """Seconds per call, over calls that take a burst's length together after one that warms up."""
     call()
     done, count, begin = 0, 1, time.perf_counter()
-    while (spent := time.perf_counter() - begin) < length_s:
+    while True:
         for _ in range(count):
             call()
         done += count
-        count = max(1, min(1000, int(done * 2e-4 / max(spent, 1e-6))))
-    return (time.perf_counter() - begin) / done
+        spent = time.perf_counter() - begin
+        if spent >= length_s:
+            return spent / done
+        count = max(1, min(1000, int(done * 2e-4 / spent)))
 
 
 def race(sides: Mapping[str, Side], what: Mapping[str, Any], rounds: int) -> dict[str, dict[str, float]]:
