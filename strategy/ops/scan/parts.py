@@ -19,19 +19,23 @@ from strategy.cpu.loop import allocate, bound, fill, written
 from strategy.cpu.widened import NARROW
 from strategy.ops.scan.operator import ScanopAttrs, Start
 from strategy.order import FLOATS
-from strategy.schedule import integer, lanes_of
+from strategy.schedule import dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, knob
 from strategy.target import Target
 from strategy.types import TensorType
 
 # Fewer elements are scanned by one thread in less time than the second pass takes.
 LEAST = 1 << 12
+# Bytes of a cache line, and between two that share a set of the first level.
+_LINE, _SETS = 64, 4096
 
 
 def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
     """Number of parts, of chunks of each, and the vectors that sum a chunk."""
     # More chunks of a power of two of elements, each read and written, take all ways of a set of the cache.
-    untuned = 4 if out_type.dtype in NARROW else 8
+    chunks = 4 if out_type.dtype in NARROW else 8
+    apart = out_type.size // (target.threads * chunks) * dtype_bytes(out_type.dtype) % _SETS
+    untuned = 6 if chunks == 8 and min(apart, _SETS - apart) < _LINE else chunks
     return _space(out_type.size, lanes_of(target, _wide(out_type.dtype)), target.threads, untuned)
 
 
