@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from anyio import CapacityLimiter
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from service.client_slots import ClientSlots
@@ -30,7 +30,7 @@ from service.tuning.tuner import Tuner
 # their time, in an interpreter that runs one thread at a time.
 SELECTIONS = 4
 LARGE_SELECTIONS = 2  # of many workloads or unknown shapes, one of each client: they compute for seconds
-SCANS = 4  # looks for words in all workloads, one of each client: they compute, and hold a connection to the database
+LISTS = 4  # at a time, two of each client: they compute, and hold a connection to the database
 DECODED = 2  # large bodies at a time
 IMPORTS = 8  # large ones at a time, each of which has a thread and a process while its client sends it, however slowly
 OF_CLIENT = IMPORTS // 2
@@ -62,6 +62,8 @@ class Context:
     readers: Readers = field(default_factory=Readers)
     stopping: bool = False
     waiting: int = 0  # requests that wait for a change
+    # Equal requests for a list that wait for their turn, and the answer to one of them (`service.turn.ListRoute`).
+    asked: dict[Hashable, tuple[list[Request], asyncio.Task[tuple[Request, Response]]]] = field(default_factory=dict)
 
     @property
     def store(self) -> Store:
@@ -85,8 +87,8 @@ class Context:
         return ClientSlots(LARGE_SELECTIONS, 1)
 
     @cached_property
-    def scans(self) -> ClientSlots:
-        return ClientSlots(SCANS, 1)
+    def lists(self) -> ClientSlots:
+        return ClientSlots(LISTS, LISTS // 2)
 
     @cached_property
     def decoding(self) -> CapacityLimiter:

@@ -15,9 +15,9 @@ from service.records import coverage, log_page
 from service.records.filter import Tasks
 from service.store.tables import Scope
 from service.tuning import run_status
-from service.turn import WordsRoute
+from service.turn import ListRoute
 
-router = APIRouter(prefix="/v1", tags=["records"], route_class=WordsRoute)
+router = APIRouter(prefix="/v1", tags=["records"], route_class=ListRoute)
 
 
 def tasks_of(

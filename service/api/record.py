@@ -15,10 +15,10 @@ from service.records import exporter, log_page, settled
 from service.records.filter import Wanted
 from service.stream import Stream
 from service.tuning import run_status
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.record import ErrorKind, Phase, TaskStatus
 
-router = APIRouter(prefix="/v1", tags=["records"], route_class=WordsRoute)
+router = APIRouter(prefix="/v1", tags=["records"], route_class=ListRoute)
 
 
 Instant = Annotated[float | None, Query(allow_inf_nan=False)]

@@ -20,11 +20,11 @@ from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
 from service.tuning.run_filter import OfRun
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.record import RunRequest, RunState, RunStatus, encode
 from strategy.workload_text import EXAMPLE
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=WordsRoute)
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=ListRoute)
 _ENDED = (RunState.DONE, RunState.FAILED, RunState.CANCELLED)
 _PAUSE_S = 0.1  # least time between two events, as many results may arrive at once
 

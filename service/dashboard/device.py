@@ -14,8 +14,9 @@ from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, PageNumber, render
 from service.queue import pause, worker_status
 from service.store.sql import read_clock
+from service.turn import ListRoute
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=ListRoute)
 MAX_WORKERS = 100
 
 

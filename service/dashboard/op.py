@@ -14,10 +14,10 @@ from service.dashboard.view import MAX_ID, PageNumber, op_url, render
 from service.errors import NotFoundError
 from service.records.filter import OfTask
 from service.store.catalogue import code_version
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.installed import installed
 
-router = APIRouter(prefix="/ops", include_in_schema=False, route_class=WordsRoute)
+router = APIRouter(prefix="/ops", include_in_schema=False, route_class=ListRoute)
 
 
 @router.get("")

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 from service.context import Ctx
 from service.dashboard.query import overview, run_list
 from service.dashboard.view import render
+from service.turn import ListRoute
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=ListRoute)
 LATEST = 6  # runs
 
 

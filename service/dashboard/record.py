@@ -18,12 +18,12 @@ from service.errors import InvalidError
 from service.records import exporter
 from service.records.installed_version import installed_versions
 from service.stream import Stream
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.record import ErrorKind, Phase, convert
 from strategy.target import Target
 from strategy.workload import Workload
 
-router = APIRouter(prefix="/records", include_in_schema=False, route_class=WordsRoute)
+router = APIRouter(prefix="/records", include_in_schema=False, route_class=ListRoute)
 _ERRORS = ("any", "none", *(e.value for e in ErrorKind))
 _PHASES = tuple(p.value for p in Phase)
 _MEDIA = {"native": "application/x-ndjson", "csv": "text/csv"}

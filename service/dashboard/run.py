@@ -30,13 +30,13 @@ from service.tuning import run_status, webhook
 from service.tuning.ownership import find_interrupted, is_interrupted
 from service.tuning.run_filter import LIVE_STATE, OfRun
 from service.tuning.tally import tally
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.record import RunState, convert
 from strategy.select import Selection
 from strategy.target import Target
 from strategy.workload import Workload
 
-router = APIRouter(prefix="/runs", include_in_schema=False, route_class=WordsRoute)
+router = APIRouter(prefix="/runs", include_in_schema=False, route_class=ListRoute)
 RunId = Annotated[int, Path(ge=1, le=MAX_ID)]
 OptionalId = Annotated[int | None, Query(ge=1, le=MAX_ID)]
 _STATES = (LIVE_STATE, *(s.value for s in RunState))

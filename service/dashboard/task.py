@@ -20,13 +20,13 @@ from service.dashboard.view import MAX_ID, PageNumber, render, reply
 from service.records.filter import OfTask
 from service.records.installed_version import installed_versions
 from service.search.importance import LEAST, importance
-from service.turn import WordsRoute
+from service.turn import ListRoute
 from strategy.record import convert
 from strategy.space import Config, ConfigError, ConfigSpace
 from strategy.target import Target
 from strategy.workload import Workload
 
-router = APIRouter(prefix="/tasks", include_in_schema=False, route_class=WordsRoute)
+router = APIRouter(prefix="/tasks", include_in_schema=False, route_class=ListRoute)
 TaskId = Annotated[int, Path(ge=1, le=MAX_ID)]
 Name = Annotated[str, Query(max_length=300)]
 
