@@ -139,6 +139,8 @@ class _Cached:
                 return ask(workload, target, device)
 
         self._ask = lru_cache(maxsize=CACHED)(asked)
+        # Of the shapes of symbolic workloads, with which a service tells it.
+        self._failed: dict[tuple[Workload, Target, str | None], Sequence[Failed]] = {}
 
     def measured(
         self, workload: Workload, target: Target, device: str | None
@@ -146,7 +148,8 @@ class _Cached:
         return self._ask(workload, target, device).measured
 
     def failed(self, workload: Workload, target: Target, device: str | None) -> Sequence[Failed]:
-        return self._ask(workload, target, device).failed
+        told = self._failed.get((workload, target, device))
+        return self._ask(workload, target, device).failed if told is None else told
 
     def advised(self, workload: Workload, target: Target, device: str | None) -> Sequence[Advised]:
         return self._ask(workload, target, device).advised
@@ -155,6 +158,8 @@ class _Cached:
         self, workload: Workload, target: Target, device: str | None
     ) -> Sequence[tuple[Workload, Sequence[Measured]]]:
         found = self._ask(workload, target, device).instances
+        told = {(one.workload, target, device): one.failed for one in found if one.failed is not None}
+        self._failed.update(told)
         return [(instance.workload, instance.measured) for instance in found]
 
     def history(self, workload: Workload) -> Sequence[History]:

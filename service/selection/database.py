@@ -101,11 +101,8 @@ class RecordDatabase:
         return list(self._matching(rows, target, device))
 
     def _read_best(self, digests: set[str]) -> Iterator[tuple[str, Any]]:
-        if self._as_of is not None:
-            rows: Iterable[Any] = best_at(self.connection, digests, self._as_of, self._namespace)
-        else:
-            rows = self._execute(BEST, digests)
-        return ((row.digest, row) for row in rows)
+        assert self._as_of is not None  # else `_read_together` has read it
+        return ((row.digest, row) for row in best_at(self.connection, digests, self._as_of, self._namespace))
 
     def _execute(self, query: sa.Select[Any], digests: set[str], *conditions: sa.ColumnElement[bool]) -> Sequence[Any]:
         statement, given = of_given(query, digests, self._namespace)
@@ -166,10 +163,8 @@ class RecordDatabase:
         )
         alike = [convert(body, Workload) for body in bodies.scalars()]
         covered = [w for w in alike if workload.match(w) is not None]
-        rows: dict[str, list[Any]] = {w.digest: [] for w in covered}
-        for digest, row in self._read_best(set(rows)):
-            rows[digest].append(row)
-        measured = [(w, list(self._matching(rows[w.digest], target, device))) for w in covered]
+        self._together.update(w.digest for w in covered)
+        measured = ((w, self.measured(w, target, device)) for w in covered)
         return [(w, found) for w, found in measured if found]
 
     def _matching(

@@ -120,10 +120,14 @@ NO_RECORDS = NoRecords()
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """A concrete workload that a symbolic one covers, with its measurements."""
+    """A concrete workload that a symbolic one covers, with its measurements, and what only failed.
+
+    An older service does not tell what failed: None.
+    """
 
     workload: Workload
     measured: tuple[Measured, ...]
+    failed: tuple[Failed, ...] | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +152,14 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
                 advised=tuple(database.advised(workload, target, device)),
             )
         found = database.instances(workload, target, device)
-        return cls(instances=tuple(Instance(workload=w, measured=tuple(m)) for w, m in found))
+        return cls(
+            instances=tuple(
+                Instance(
+                    workload=w, measured=tuple(measured), failed=tuple(database.failed(w, target, device)),
+                )
+                for w, measured in found
+            )
+        )
 
 
 class Ranker(Protocol):

@@ -22,7 +22,7 @@ from service.store.tables import history as history_table
 from service.store.tables import purge, record
 from strategy.op_strategy import Candidate
 from strategy.record import Device, ErrorKind, Phase, convert
-from strategy.select import Evidence, History, Level, Reason, select
+from strategy.select import Evidence, Failed, History, Level, Reason, select
 from strategy.workload import Input, Workload
 from tests.integration.scene import (
     FAST,
@@ -167,6 +167,26 @@ def test_many_workloads_are_read_in_as_many_statements_as_one(store: Store) -> N
                 database.foreign(w, TARGET)
         counts.append(len(seen))
     assert counts[0] == counts[1]
+
+
+def test_what_failed_of_the_shapes_of_a_symbolic_workload_is_read_at_once(store: Store) -> None:
+    shapes = [wider(i) for i in range(20)]
+    old = replace(made(0).task, version="0.1")
+    import_items(store, [
+        one
+        for i, w in enumerate(shapes)
+        for one in (
+            made(i, (1.0,), task=replace(old, workload=w)),
+            made(i, (), task=replace(old, workload=w, version=FAST.version), error=ErrorKind.COMPILE),
+        )
+    ])
+    symbolic = Workload("filter", (Input("data", "float32[64,n]"),))
+    with store.read() as c, counted(store) as seen:
+        found = Evidence.read(RecordDatabase(c), symbolic, TARGET, None)
+    assert {i.workload for i in found.instances} == set(shapes)
+    wanted = Failed(implementation=old.implementation, version=FAST.version)
+    assert all(i.failed == (wanted,) for i in found.instances)
+    assert len([s for s in seen if "SELECT" in s]) <= 3  # workloads, their best, and what failed
 
 
 def test_a_selection_reads_in_one_trip(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plevel.database import Rest, _Cached
 from strategy.condition import SpecializedCondition
 from strategy.op_strategy import Candidate, candidates
 from strategy.record import Estimate, decode, encode
 from strategy.select import (
+    Evidence,
     Failed,
     History,
+    Instance,
     Level,
     Measured,
     Reason,
@@ -510,3 +513,27 @@ def test_what_is_measured_at_one_size_counts_in_the_table():
     assert (row.implementation, row.reason) == ("dense_nopack.cpu", Reason.MEASURED)
     assert [s.dims for s in row.shapes] == [{"m": 64}]
     assert row.shapes[0].median_s == {"dense_nopack.cpu": 1e-3}
+
+
+@pytest.mark.parametrize(("told", "questions"), [(True, 1), (False, 4)])
+def test_what_failed_of_all_shapes_is_asked_for_once(told: bool, questions: int) -> None:
+    """A service of an earlier version does not tell it with the shapes: it is asked for each."""
+    shapes = [workload(rows) for rows in (1, 2, 3)]
+    wrong = (Failed(implementation="a", version="1.0"),)
+    old = Measured(
+        implementation="a", version="0.1", config=Config({"tile": 4}), level=Level.TARGET,
+        estimate=Estimate(1e-6, 1e-6, 1e-6, 20),
+    )
+    asked: list[Workload] = []
+
+    def ask(w: Workload, target: Target, device: str | None) -> Evidence:
+        asked.append(w)
+        if w.is_constant:
+            return Evidence(measured=(old,), failed=wrong)
+        found = (Instance(workload=s, measured=(old,), failed=wrong if told else None) for s in shapes)
+        return Evidence(instances=tuple(found))
+
+    offered = [candidate("a", 1), candidate("b", 5)]
+    table = dispatch(workload("m"), TARGET, _Cached(ask, "http://farm", Rest()), offered=offered)
+    assert (table.row(m=2).implementation, table.row(m=2).reason) == ("b", Reason.PLEVEL)
+    assert len(asked) == questions
