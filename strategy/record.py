@@ -420,6 +420,16 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     webhook: Annotated[str, Meta(max_length=1000)] | None = None
 
 
+class StoredWorkload(RunWorkload, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A workload of a `StoredRequest`."""
+
+
+class StoredRequest(RunRequest, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A request on record. Fields of a newer plevel, which has stored it, are left out."""
+
+    workloads: Annotated[tuple[StoredWorkload, ...], Meta(min_length=1, max_length=1000)]
+
+
 class RunState(StrEnum):
     RUNNING = "running"
     CONFIRMING = "confirming"

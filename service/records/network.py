@@ -11,7 +11,7 @@ from service.errors import NotFoundError
 from service.records.filter import has_words
 from service.store.sql import insert, is_given, now
 from service.store.tables import network
-from strategy.confirmation import Confirmation
+from strategy.confirmation import Confirmation, Part
 from strategy.record import convert, to_json
 
 
@@ -77,7 +77,15 @@ def find(connection: sa.Connection, network_id: int, namespace: str | None) -> N
     return _read(row)
 
 
+class _StoredPart(Part, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A part of a `_Stored`."""
+
+
+class _Stored(Confirmation, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A confirmation on record. Fields of a newer plevel, which has stored it, are left out."""
+
+    parts: tuple[_StoredPart, ...]
+
+
 def _read(row: Any) -> Network:
-    return Network(
-        id=row.id, recorded_at=row.recorded_at, confirmation=convert(row.body, Confirmation)
-    )
+    return Network(id=row.id, recorded_at=row.recorded_at, confirmation=convert(row.body, _Stored))

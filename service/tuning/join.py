@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import sqlalchemy as sa
 
 from service.queue import job as jobs
 from service.store import event
 from service.store.tables import LIVE, JobState, job, run
-from strategy.record import RunRequest, convert, to_json
+from strategy.record import RunRequest, StoredRequest, convert
 
 
 def join(connection: sa.Connection, request: RunRequest, digest: str, namespace: str) -> int | None:
@@ -23,14 +22,12 @@ def join(connection: sa.Connection, request: RunRequest, digest: str, namespace:
     found = connection.execute(query.with_for_update(key_share=True)).one_or_none()
     if found is None:
         return None
-    theirs = convert(found.request, RunRequest)
+    theirs = convert(found.request, StoredRequest)
     most = None if None in (theirs.max_jobs, request.max_jobs) else max(theirs.max_jobs or 0, request.max_jobs or 0)
     priority = max(theirs.priority, request.priority)
     if (priority, most) != (theirs.priority, theirs.max_jobs):
-        both = msgspec.structs.replace(theirs, priority=priority, max_jobs=most)
-        connection.execute(
-            sa.update(run).where(run.c.id == found.id).values(request=to_json(both), max_jobs=most)
-        )
+        both = found.request | {"priority": priority, "max_jobs": most}  # with fields that only a newer plevel knows
+        connection.execute(sa.update(run).where(run.c.id == found.id).values(request=both, max_jobs=most))
         queued = sa.select(*job.c["id", "priority"]).where(job.c.run_id == found.id, job.c.state == JobState.QUEUED)
         for row in connection.execute(queued.order_by(job.c.id).with_for_update(key_share=True)).all():
             raised = sa.update(job).where(job.c.id == row.id).values(priority=jobs.raised(row.priority, priority))

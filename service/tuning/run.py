@@ -25,7 +25,7 @@ from service.store.tables import target as target_table
 from service.tuning.join import join
 from service.tuning.plan import Planned
 from strategy.op_strategy import Candidate
-from strategy.record import Phase, RunRequest, RunState, convert, to_json
+from strategy.record import Phase, RunRequest, RunState, StoredRequest, convert, to_json
 from strategy.target import Target
 from strategy.workload import Workload
 
@@ -180,7 +180,7 @@ def _tuned_by(
         .limit(50)
     ).all()
     for row in rows:
-        theirs = convert(row.request, RunRequest)
+        theirs = convert(row.request, StoredRequest)
         if (theirs.search_policy, theirs.confirm_policy) != (
             request.search_policy, request.confirm_policy,
         ):
@@ -264,4 +264,4 @@ def request_of(connection: sa.Connection, run_id: int, namespace: str) -> RunReq
     )
     if body is None:
         raise unknown_run(run_id)
-    return convert(body, RunRequest)
+    return convert(body, StoredRequest)

@@ -17,7 +17,7 @@ from service.store.tables import TaskState, job, job_entry, run, run_task, task,
 from service.tuning import budget, other_run
 from service.tuning import run as runs
 from service.tuning import sources as relative
-from strategy.record import RunRequest, convert
+from strategy.record import RunRequest, StoredRequest, convert
 from strategy.space import Config, ConfigSpace
 from strategy.workload import Workload
 
@@ -158,7 +158,7 @@ class TuningRun:
 def load(connection: sa.Connection, run_id: int, model: CostModel) -> TuningRun:
     """Load a run from the database, without its records."""
     row = connection.execute(sa.select(run).where(run.c.id == run_id)).one()
-    request = convert(row.request, RunRequest)
+    request = convert(row.request, StoredRequest)
     rows = connection.execute(
         sa.select(task, workload.c.body, *run_task.c["weight", "state", "message"])
         .join(run_task, run_task.c.task_id == task.c.id)

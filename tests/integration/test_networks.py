@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
 from plevel.client import Client, ServiceError
 from plevel.direct import connect
@@ -14,6 +15,7 @@ from service.access import token
 from service.records import network
 from service.store.db import Store
 from service.store.tables import TokenScope
+from service.store.tables import network as network_table
 from strategy.confirmation import Confirmation
 from strategy.record import convert, to_json
 from tests.browser.seed import confirmation
@@ -57,6 +59,17 @@ def test_a_confirmation_is_recorded_the_same_way_over_rest_and_in_a_database(
         assert elsewhere.record_network(FOUND) not in (first, other)
     refused = served.http.post("/v1/networks", json={**to_json(FOUND), "weights": [1.0]})
     assert (refused.status_code, "weights" in refused.text) == (422, True)
+
+
+def test_a_confirmation_with_fields_of_a_newer_service_is_read(store: Store) -> None:
+    with store.write() as connection:
+        one = network.put(connection, FOUND, "default")
+        stored = sa.select(network_table.c.body).where(network_table.c.id == one)
+        body = connection.scalar(stored)
+        newer = {"energy_j": 5.0, "parts": [part | {"bytes": 4} for part in body["parts"]]}
+        connection.execute(sa.update(network_table).values(body=body | newer))
+        shown = to_json(network.find(connection, one, "default").confirmation)
+    assert convert(shown, Confirmation) == FOUND
 
 
 def test_a_token_that_only_reads_records_nothing(served: Service, url: str) -> None:

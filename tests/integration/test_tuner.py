@@ -842,6 +842,21 @@ def test_an_equal_request_joins_the_run_under_way(farm: Farm) -> None:
     assert farm.ask(request(force=True)).id != first.id
 
 
+def test_a_request_with_fields_of_a_newer_service_is_joined_tuned_and_read(farm: Farm) -> None:
+    run_id = farm.ask(drawn(trials=16)).id
+    stored = sa.select(run.c.request).where(run.c.id == run_id)
+    with farm.store.write() as c:
+        body = c.scalar(stored)
+        newer = {"energy_j": 5.0, "workloads": [w | {"tolerance": 0.1} for w in body["workloads"]]}
+        c.execute(sa.update(run).where(run.c.id == run_id).values(request=body | newer))
+    assert farm.ask(drawn(trials=16, priority=2)).id == run_id
+    with farm.store.read() as c:
+        assert c.scalar(stored) == body | newer | {"priority": 2}
+        assert runs.request_of(c, run_id, "default").trials == 16
+    assert farm.go(run_id).state == RunState.DONE
+    assert farm.ask(drawn(trials=16)).state == RunState.DONE  # by what this run has measured
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("turns", [1, 4, 9])
 def test_a_killed_service_goes_on_where_it_was(farm: Farm, turns: int) -> None:

@@ -17,7 +17,7 @@ from service.store.sql import among, now
 from service.store.tables import TaskState, best, record, run, run_task, target, task, workload
 from service.tuning.run import unknown_run
 from service.tuning.tally import count_trials
-from strategy.record import Phase, RunRequest, convert
+from strategy.record import Phase, RunRequest, StoredRequest, convert
 from strategy.workload import Workload
 
 WORKLOADS = 20  # of one run, on one page
@@ -262,4 +262,4 @@ def first_workload(connection: sa.Connection, run_id: int, asked: int | None) ->
 
 def request_of(row: Any) -> RunRequest:
     """The original request."""
-    return convert(row.request, RunRequest)
+    return convert(row.request, StoredRequest)
