@@ -258,7 +258,8 @@ def say_what_else_runs(console: Console, client: Client, run: RunStatus, place: 
 
     for other in client.runs(100):
         if other.id != run.id and other.state not in FINISHED and other.target.host.key == run.target.host.key:
-            goes_on = "goes on beside this one" if can_measure(other) else f"{OTHER_VERSIONS}, and cannot go on"
+            can = can_measure(other)
+            goes_on = "goes on beside this one" if can else f"{OTHER_VERSIONS}, and goes on only where these are"
             console.print(
                 f"Run {other.id}, at {other.trials_done} of {show_number(other.trials, 'trial')}, {goes_on}; "
                 f"'plevel cancel {other.id}{place.address}' stops it, and keeps its measurements.",

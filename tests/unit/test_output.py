@@ -335,6 +335,6 @@ def test_runs_that_go_on_beside_this_one_are_named() -> None:
         "--database sqlite:////tmp/here.db' stops it, and keeps its measurements."
         for number, done, goes_on in (
             (2, 6, "goes on beside this one"), (5, 7, "goes on beside this one"),
-            (6, 8, "needs other versions of implementations than are installed, and cannot go on"),
+            (6, 8, "needs other versions of implementations than are installed, and goes on only where these are"),
         )
     ]
