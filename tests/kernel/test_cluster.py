@@ -320,8 +320,9 @@ def test_it_is_said_soon_that_there_is_no_scheduler(
     listens: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another program may take the connection, and never answer."""
-    monkeypatch.setattr("workers.cluster.client.reach", partial(reach, timeout_s=0.1))
-    monkeypatch.setattr(builder, "reach", partial(reach, timeout_s=0.1))
+    soon = partial(reach, timeout_s=0.1 if listens else 1.0)  # a refusal takes no time, but a busy machine does
+    monkeypatch.setattr("workers.cluster.client.reach", soon)
+    monkeypatch.setattr(builder, "reach", soon)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = "tcp://{}:{}".format(*silent.getsockname())
         if not listens:
@@ -334,6 +335,21 @@ def test_it_is_said_soon_that_there_is_no_scheduler(
         wait_for(lambda: said(caplog))
         cluster.close()
     assert said(caplog)[0].startswith(f"{address} is not reachable: ")
+
+
+def test_it_is_said_why_there_is_no_scheduler_where_dasks_last_attempt_was_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect(*given: Any, **options: Any) -> None:
+        raise OSError("Timed out trying to connect") from TimeoutError()
+
+    monkeypatch.setattr("workers.cluster.client.connect", connect)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "tcp://{}:{}".format(*silent.getsockname())
+        with pytest.raises(OSError, match="Timed out"):  # something listens there
+            asyncio.run(reach(address, distributed.Security()))
+    with pytest.raises(OSError, match="Connection refused"):
+        asyncio.run(reach(address, distributed.Security()))
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -78,10 +79,23 @@ async def reach(address: str, security: Security, timeout_s: float = _CONNECT_S)
     """Raise OSError if no scheduler answers: Dask itself waits for ever for another program that listens there."""
     try:
         async with asyncio.timeout(2 * timeout_s):
-            found = await connect(address, timeout=timeout_s, **security.get_connection_args("client"))
+            try:
+                found = await connect(address, timeout=timeout_s, **security.get_connection_args("client"))
+            except OSError:
+                await asyncio.to_thread(_knock, address, timeout_s)
+                raise
     except TimeoutError as error:
         raise OSError(f"nothing answers as a Dask scheduler within {2 * timeout_s:g} s") from error
     await found.close()
+
+
+def _knock(address: str, timeout_s: float) -> None:
+    """Raise the OSError of a host that refuses the connection, if it does.
+
+    Dask's says that its time is over, and its cause may be the last attempt's that this has cut short.
+    """
+    place = urlsplit(address)
+    socket.create_connection((place.hostname, place.port), timeout_s).close()
 
 
 class Cluster:
