@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import metadata
 
 from fastapi import Depends, FastAPI
 
@@ -98,8 +97,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             context.opened.close()
 
     app = FastAPI(
-        title="plevel", version=_version(), description=DESCRIPTION, lifespan=lifespan,
-        docs_url=None, redoc_url=None, dependencies=[Depends(check_query)],
+        title="plevel", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None,
+        dependencies=[Depends(check_query)],
     )
     app.state.context = context
     for part in (
@@ -134,10 +133,3 @@ def prepare(settings: Settings) -> None:
                 raise
             log.warning("%s: asking again", error)
             time.sleep(AGAIN_S)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("plevel")
-    except metadata.PackageNotFoundError:
-        return "0"

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from strategy.host import cache_sizes, cpu_info
+from strategy.installed_code import code_identity
 from strategy.record import Device
 from strategy.target import Target, cpu_target
 from workers.cgroup import group_limits
@@ -207,7 +208,7 @@ def environment() -> dict[str, Any]:
         "openblas": installed_version("scipy-openblas32"),
         "kernel": platform.release(),
         "governor": governor(),
-        "plevel": installed_version("plevel"),
+        "plevel": code_identity(),
     }
 
 

@@ -27,6 +27,7 @@ import msgspec
 
 from strategy.folder import scratch
 from strategy.installed import installed
+from strategy.installed_code import code_identity
 from strategy.record import Device, Job, Lease, LeaseRequest, Registered, Result, WorkerInfo
 from workers.builder import Built
 from workers.builder_pool import AHEAD, BuilderPool, Elsewhere
@@ -41,7 +42,7 @@ from workers.client import (
     StoppedError,
     UnknownWorkerError,
 )
-from workers.cpu import Cores, claimed, environment, hottest, installed_version
+from workers.cpu import Cores, claimed, environment, hottest
 from workers.cuda.runner import runner_on
 from workers.lease import GOODBYE_S, Held, Holdings
 from workers.sandbox import WORKER_IMPORTS, ForkServer, Interrupted
@@ -489,5 +490,5 @@ def describe_worker(name: str, device: Device) -> WorkerInfo:
     """The registration of a worker: its host, process, device, version and operators."""
     return WorkerInfo(
         name=name, host=socket.gethostname(), pid=os.getpid(), devices=(device,),
-        version=installed_version("plevel"), operators=installed(),
+        version=code_identity(), operators=installed(),
     )

@@ -20,6 +20,7 @@ from strategy.compile.export import find_compiler, missing_compiler
 from strategy.compile.openmp import REMEDY as OPENMP
 from strategy.compile.openmp import build_launcher
 from strategy.fault import ToolError
+from strategy.installed_code import code_identity
 from workers.cgroup import THROTTLES, cpu_quota, machine_memory
 from workers.cpu import Cores, installed_version, read, state
 from workers.drift import DRIFT, time_reference
@@ -52,7 +53,7 @@ def examine(cores: Cores, root: Path = Path("/")) -> list[Finding]:
 
 
 def _tools() -> Iterator[Finding]:
-    yield Finding(what="plevel", found=f"{installed_version('plevel')}, Python {platform.python_version()}")
+    yield Finding(what="plevel", found=f"{code_identity()}, Python {platform.python_version()}")
     without_tvm = "" if find_spec("tvm") is not None else "pip install 'plevel[worker]'"
     for what, found, remedy in (
         ("TVM", installed_version("apache-tvm"), without_tvm),

@@ -222,11 +222,11 @@ def workers(
     with location.locate(url, database).connect() as source:
         found = source.workers()
     rows = (
-        (str(w["id"]), w["name"], "alive" if w["alive"] else "gone", d["slot"], d["model"],
+        (str(w["id"]), w["name"], "alive" if w["alive"] else "gone", w["version"], d["slot"], d["model"],
          d["target"], show_ago(w["seen_at"]))
         for w in found for d in w["devices"]
     )
-    columns = ("worker", "name", "state", "device", "model", "target", "seen")
+    columns = ("worker", "name", "state", "version", "device", "model", "target", "seen")
     print_rows(found, columns, rows, as_json=as_json, right=("worker",), none="no workers yet")
 
 

@@ -75,9 +75,9 @@ _NAMES = tuple(name for commands in _PANELS.values() for name in commands)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from strategy.installed_code import code_identity
 
-        print(f"plevel {version('plevel')}")
+        print(f"plevel {code_identity()}")
         raise typer.Exit
 
 
@@ -85,7 +85,8 @@ def _root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version.", callback=_print_version, is_eager=True
+            "--version", help="Print the version, with a digest of the installed code.", callback=_print_version,
+            is_eager=True,
         ),
     ] = False,
     debug: Annotated[

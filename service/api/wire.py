@@ -20,6 +20,7 @@ from fastapi.openapi.utils import get_openapi
 from service.api.meant import with_suggestion
 from service.context import Context, read_body
 from service.errors import InvalidError
+from strategy.installed_code import code_identity
 from strategy.record import WireError, decode, encode, json_schema
 from strategy.workload_text import EXAMPLE
 
@@ -200,7 +201,7 @@ def install_schema(app: FastAPI, needed: Callable[[str, str], str | None]) -> No
     @cache
     def openapi() -> dict[str, Any]:
         schema = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes
+            title=app.title, version=code_identity(), description=app.description, routes=app.routes
         )
         _, components = json_schema(list(_kinds.values()))
         known = schema.setdefault("components", {}).setdefault("schemas", {})

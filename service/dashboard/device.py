@@ -13,11 +13,16 @@ from service.dashboard.query import selection as known
 from service.dashboard.query.overview import HOUR_S, NOISY
 from service.dashboard.view import MAX_ID, PageNumber, render
 from service.queue import pause, worker_status
+from service.queue.place import Operators
 from service.store.sql import read_clock
 from service.turn import ListRoute
+from strategy.installed import installed
+from strategy.installed_code import code_identity
+from strategy.table import show_number
 
 router = APIRouter(include_in_schema=False, route_class=ListRoute)
 MAX_WORKERS = 100
+NAMED = 3  # implementations of a worker in another version
 
 
 @router.get("/devices")
@@ -42,7 +47,7 @@ def show(
         workers=workers[:MAX_WORKERS], unshown=max(len(workers) - MAX_WORKERS, 0), noisy=NOISY,
         quarantined=quarantined[: query.QUARANTINED], more_quarantined=len(quarantined) > query.QUARANTINED,
         hour_s=HOUR_S, sort=by, now=instant, pauses=pauses, targets=targets, filters=filters,
-        filtered=any(v for k, v in filters.items() if k != "sort"),
+        filtered=any(v for k, v in filters.items() if k != "sort"), code=code_identity(),
     )
 
 
@@ -55,8 +60,21 @@ def show_one(context: Ctx, device_id: Annotated[int, Path(ge=1, le=MAX_ID)]) -> 
         pauses = [p for p in pause.current(connection) if found.identity == p.device or found.target_key == p.target]
     return render(
         "device.html", device=found, drift=drift, line=_line(drift), noisy=NOISY, workers=workers, pauses=pauses,
-        now=found.now,
+        now=found.now, code=code_identity(), others={w.id: _other_versions(w.operators) for w in workers},
     )
+
+
+def _other_versions(operators: Operators) -> str:
+    """The implementations that a worker has in other versions than this service, with both; empty without any."""
+    own = installed()
+    found = [
+        f"{name} {version} (here {own[op][name]})"
+        for op, listed in sorted(operators.items())
+        for name, version in sorted(listed.items())
+        if own.get(op, {}).get(name, version) != version
+    ]
+    named = [*found[:NAMED], *(["…"] if len(found) > NAMED else [])]
+    return f"{show_number(len(found), 'implementation')} in another version: {', '.join(named)}" if found else ""
 
 
 def _line(drift: query.Drift | None) -> str:

@@ -18,6 +18,8 @@ from service.store import migration
 from service.store.db import Store
 from service.store.sql import now
 from service.store.tables import record, worker
+from strategy.installed import installed
+from strategy.installed_code import code_identity
 from tests.browser import seed
 from tests.browser.test_lists import _get
 from tests.browser.visitor import Site
@@ -65,6 +67,28 @@ def test_a_device_has_its_workers_and_those_that_have_left(seeded: Site) -> None
     rows = page.partition('aria-label="Workers"')[2].partition("</table>")[0].split("<tr>")[2:]
     assert len(rows) == 1
     assert "farm-1.example" in rows[0]
+
+
+def test_workers_of_other_code_than_the_service_are_marked(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'plevel.db'}"
+    migration.upgrade(database)
+    with contextlib.closing(Store(database)) as store, serve(database, heartbeat_s=HANG_S) as url:
+        seed.Farm(store)
+        own = installed()
+        other = own | {"dense": own["dense"] | {"dense_pack.cpu": 1}}
+        with store.write() as c:
+            c.execute(sa.update(worker).values(operators=other))
+            same = {"version": code_identity(), "operators": own}
+            c.execute(sa.update(worker).where(worker.c.name == "farm-1").values(**same))
+        site = Site(url, database)
+        page = _get(site, "/devices")
+        told = f"1 implementation in another version: dense_pack.cpu 1 (here {own['dense']['dense_pack.cpu']})"
+        pages = [_get(site, path) for path in sorted(set(re.findall(r'href="(/devices/\d+)"', page)))]
+        assert sorted(told in one for one in pages) == [False, True]
+        rows = page.partition('aria-label="Workers"')[2].partition("</table>")[0].split("<tr>")[2:]
+        assert {"farm-1<" in row: ">other code<" in row for row in rows} == {True: False, False: True}
+        assert f'This service is of <span class="mono">{code_identity()}<' in page
+        assert httpx.get(f"{url}/openapi.json").json()["info"]["version"] == code_identity()
 
 
 def test_a_run_without_a_worker_has_no_time_left(tmp_path: Path) -> None:

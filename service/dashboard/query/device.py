@@ -147,7 +147,10 @@ def head(connection: sa.Connection, device_id: int) -> Any:
 def drivers(connection: sa.Connection, device_id: int, alive_s: float) -> list[Any]:
     """The newest workers that have driven a device, the newest first; `ended_at` is None if they have not left."""
     query = (
-        sa.select(*worker.c["name", "host", "pid", "version", "seen_at", "ended_at"], is_alive(alive_s).label("alive"))
+        sa.select(
+            *worker.c["id", "name", "host", "pid", "version", "operators", "seen_at", "ended_at"],
+            is_alive(alive_s).label("alive"),
+        )
         .join(worker_device, worker_device.c.worker_id == worker.c.id)
         .where(worker_device.c.device_id == device_id)
         .order_by(worker.c.id.desc())
