@@ -250,6 +250,8 @@ def _of_uneven(
     if not first and workload.operator.get_attr("TJumps", False) and np.array_equal(before, np.rint(before)):
         return 0.0  # nothing is rounded before a jump
     error = error_of(before, least)
+    last = first + _until_whole(steps[first:], before, inputs)
+    right = right if last == len(steps) else np.asarray(after(steps[first:last], before, inputs))
     with np.errstate(invalid="ignore"):  # of infinities
         # Even steps may remove an error: that of a negative number before relu.
         off = error + error_of(value)
@@ -257,31 +259,62 @@ def _of_uneven(
         error = np.where((ends[0] == before) & (ends[1] == before), 0, error)
         offs = []
         for end in (before - error, before + error):
-            off = np.abs(np.subtract(after(steps[first:], end, inputs), right, dtype=np.float64))
+            off = np.abs(np.subtract(after(steps[first:last], end, inputs), right, dtype=np.float64))
             offs.append(np.nan_to_num(off, nan=0.0, posinf=np.inf))
     spread: Array = np.maximum(*offs)
-    jumps = [step.op for step in steps[first:] if get_op(step.op).get_attr("TJumps", False)]
+    jumps = [step.op for step in steps[first:last] if get_op(step.op).get_attr("TJumps", False)]
     if jumps:
         # A jump may be on either side of what is rounded before it. Both ends may be whole turns of a remainder away.
         spread = offs[0] + offs[1] + (error if "floor_mod" in jumps else 0)
-    return spread
+    return spread if last == len(steps) else _of_integers(steps[last:], right, inputs, spread)
 
 
-def _of_integers(steps: Sequence[EpilogueStep], value: Array, inputs: Mapping[str, Array]) -> Tolerance:
-    """The error of each element of integers, which are exact: by real numbers made of them, before a jump alone."""
+def _of_integers(
+    steps: Sequence[EpilogueStep], value: Array, inputs: Mapping[str, Array], error: Tolerance = 0.0
+) -> Tolerance:
+    """The error of each element after steps of integers: by real numbers made of them, before a jump alone.
+
+    Args:
+        error: of the integers, which are exact but for jumps before them.
+    """
+    if not steps:
+        return error
     real = np.asarray(after(steps[:1], value, inputs))
+    off = error if np.ndim(error) == 0 else _spread(steps[:1], value, real, error, inputs)
     jumps = [get_op(step.op).get_attr("TJumps", False) for step in steps]
-    if real.dtype.kind != "f" or not any(jumps[1:]):
-        return 0.0
+    if real.dtype.kind != "f":
+        return _of_integers(steps[1:], real, inputs, off)
+    if not any(jumps[1:]):
+        return off if np.ndim(off) == 0 else _of_roundings(steps[1:], real, inputs, off, "float32")
     # A sum may be rounded once with its product, or apart.
     first = 1 + jumps[1:].index(True)
     before = np.asarray(after(steps[1:first], real, inputs))
-    error = _of_roundings(steps[1:first], real, inputs, 0.0, "float32")
+    last = first + _until_whole(steps[first:], before, inputs)
+    right = np.asarray(after(steps[first:last], before, inputs))
+    off = _of_roundings(steps[1:first], real, inputs, off, "float32")
+    return _of_integers(steps[last:], right, inputs, _spread(steps[first:last], before, right, off, inputs))
+
+
+def _spread(
+    steps: Sequence[EpilogueStep], value: Array, right: Array, error: Tolerance, inputs: Mapping[str, Array]
+) -> Array:
+    """The larger difference from what is right after steps of values that are off by an error, up or down."""
     with np.errstate(invalid="ignore"):  # of infinities
-        right, *ends = (np.asarray(after(steps[first:], x, inputs)) for x in (before, before - error, before + error))
+        ends = (after(steps, end, inputs) for end in (value - error, value + error))
         offs = np.maximum(*(np.abs(np.subtract(end, right, dtype=np.float64)) for end in ends))
     found: Array = np.nan_to_num(offs, nan=0.0, posinf=np.inf)
     return found
+
+
+def _until_whole(steps: Sequence[EpilogueStep], value: Array, inputs: Mapping[str, Array]) -> int:
+    """The number of steps up to the first one that gives integers, of a jump before it or its own; else of all."""
+    is_whole = False
+    for place, step in enumerate(steps[:-1], 1):
+        value = np.asarray(after([step], value, inputs))
+        is_whole = is_whole or get_op(step.op).get_attr("TJumps", False)
+        if is_whole and value.dtype.kind in "iu":
+            return place
+    return len(steps)
 
 
 def _hides_terms(workload: Workload, length: int, narrowest: str) -> bool:

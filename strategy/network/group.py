@@ -32,7 +32,7 @@ _TRIED_RESTS = 64  # of the rests that sizes leave in quotients
 _RESCALED = frozenset({"requantize", "dequantize"})  # which broadcast their scales alone
 # Of sums of integers alone: an error of others would decide between two. The range of what is cast is known, as a
 # trial's random sums exceed that of narrow dtypes.
-_ROUNDED = {"round": {"dequantize"}, "cast": {"dequantize", "clip"}}
+_ROUNDED = {"round": {"dequantize"}, "quantize": {"dequantize"}, "cast": {"dequantize", "clip"}}
 
 
 def groups(network: Network) -> list[Group]:

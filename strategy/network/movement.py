@@ -13,6 +13,7 @@ from strategy.network.rewriter import Rewriter, behind, extents, is_product
 from strategy.network.size import PROBED
 from strategy.op import TOpPattern
 
+_RESCALING = frozenset({"quantize", "dequantize", "requantize"})
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
 _LEAST_COLUMNS = 32  # of a product of its own; narrower ones take longer together than one, and what copies its parts
 
@@ -23,12 +24,13 @@ def join_reshapes(rewriter: Rewriter, node: Call) -> Expr | None:
 
 def sink_unary(rewriter: Rewriter, node: Call) -> Expr | None:
     """The operator before the reshape."""
-    if node.op.get_attr("TOpPattern") != TOpPattern.kElemWise or len(node.args) != 1:
+    is_unary = node.op.get_attr("TOpPattern") == TOpPattern.kElemWise and len(node.args) == 1
+    if not is_unary and not (node.op.name in _RESCALING and all(not extents(x) for x in node.args[1:])):
         return None
     source = behind(node.args[0])
     if source is None or not rewriter.is_only(node.args[0]):
         return None
-    return rewriter.reshaped(rewriter.call(node.op, [source], node.attrs), extents(node))
+    return rewriter.reshaped(rewriter.call(node.op, [source, *node.args[1:]], node.attrs), extents(node))
 
 
 def sink_binary(rewriter: Rewriter, node: Call) -> Expr | None:

@@ -102,4 +102,4 @@ def is_product(node: Expr | None) -> bool:
     patterns = (TOpPattern.kElemWise, TOpPattern.kBroadcast)
     while isinstance(node, Call) and node.op.get_attr("TOpPattern") in patterns:
         node = node.args[0]
-    return isinstance(node, Call) and node.op.name in (*PRODUCTS, "batch_matmul")
+    return isinstance(node, Call) and node.op.name in (*PRODUCTS, "batch_matmul", "qconv2d", "qdense")

@@ -13,8 +13,15 @@ from typing import Any
 from strategy.attrs import Attrs, field
 from strategy.caller import Caller, caller
 from strategy.cpu.binding import keep_each
-from strategy.op import TOpPattern, TypeReporter, register_compute, register_op, register_reference
-from strategy.pattern import register_broadcast_schedule, register_injective_schedule
+from strategy.op import (
+    TOpPattern,
+    TypeReporter,
+    register_compute,
+    register_op,
+    register_op_attr,
+    register_reference,
+)
+from strategy.pattern import register_broadcast_schedule
 from strategy.shape_func import elemwise_shape_func, register_shape_func
 from strategy.type_relation import normal_axis
 from strategy.types import TensorType, Type
@@ -57,10 +64,7 @@ def _register(
     for side in sides:
         op.add_argument(f"{side}_scale", "Tensor", "float32, one number or one for each entry of the axis")
         op.add_argument(f"{side}_zero_point", "Tensor", "int32, as the scale")
-    # Rounding is not joined to a product of real numbers: an error of its sum would decide between two integers.
-    injective = name == "quantize"
-    op.set_attrs_type(attrs).set_support_level(11)
-    op.set_attr("TOpPattern", TOpPattern.kInjective if injective else TOpPattern.kBroadcast)
+    op.set_attrs_type(attrs).set_support_level(11).set_attr("TOpPattern", TOpPattern.kBroadcast)
     op.example(*example)
 
     def relation(types: Sequence[Type], attrs: Any, reporter: TypeReporter) -> bool:
@@ -105,7 +109,7 @@ def _register(
     op.add_type_rel(name.capitalize(), relation)
     register_compute(name, compute)
     register_reference(name, reference)
-    (register_injective_schedule if injective else register_broadcast_schedule)(name)
+    register_broadcast_schedule(name)
     register_shape_func(name, False, elemwise_shape_func)
 
     return caller(name)
@@ -144,6 +148,7 @@ quantize = _register(
     lambda to_integer, x, scale, zero_point: to_integer(x / scale, zero_point),
     ({"data": "float32[5,19]", "output_scale": "float32[]", "output_zero_point": "int32[]"}, {}),
 )
+register_op_attr("quantize", "TJumps", True)
 dequantize = _register(
     "dequantize", "The real numbers of integers: (data - zero point) · scale.",
     _WHOLE, ("input",), DequantizeAttrs,

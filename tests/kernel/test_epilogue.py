@@ -65,6 +65,10 @@ def test_what_models_call_becomes_one_function():
         ),
         (
             "injective.cpu",
+            'strided_slice(data=float32[4,44]){"axes":[1],"begin":[4],"end":[44]}+relu(.)',
+        ),
+        (
+            "broadcast.cpu",
             'quantize(data=float32[4,40],output_scale=float32[],output_zero_point=int32[]){"out_dtype":"uint8"}+relu(.)',
         ),
     ],

@@ -580,6 +580,29 @@ def test_rounded_sums_of_integers_may_be_either_of_two_beside_a_half_alone(last:
         compare(np.where(~beside & inside, other, right), right, tolerance)
 
 
+def test_integers_that_are_rounded_again_may_be_either_of_two_beside_a_half_alone() -> None:
+    steps = [
+        EpilogueStep("dequantize", (None, Input("scale", "float32[]"), Input("zero", "int32[]"))),
+        EpilogueStep("quantize", (None, Input("step", "float32[]"), Input("zero", "int32[]")), {"out_dtype": "int8"}),
+        EpilogueStep("dequantize", (None, Input("third", "float32[]"), Input("zero", "int32[]"))),
+        EpilogueStep("bias_add", (None, Input("bias", "float32[32]"))),
+        EpilogueStep("quantize", (None, Input("step", "float32[]"), Input("zero", "int32[]")), {"out_dtype": "int8"}),
+    ]
+    workload = Workload.make("qdense", {"data": "uint8[64,40]", "weight": "int8[32,40]"}, epilogue=steps)
+    inputs = random_inputs(workload, 0) | {"scale": np.float32(2**-11), "step": np.float32(1), "zero": np.int32(0)}
+    inputs |= {"third": np.float32(1 / 3), "bias": np.full(32, 1 / 6, np.float32)}
+    right, tolerance = judge(workload, inputs)
+    sums = reference(workload.anchor, inputs)[0] * 2.0**-11
+    exact = np.clip(np.rint(sums), -128, 127) / 3 + 1 / 6
+    sure = np.abs(sums - np.floor(sums) - 0.5) > 0.01
+    beside = np.abs(exact - np.floor(exact) - 0.5) < 0.01
+    assert 0.2 < beside.mean() < 0.5
+    other = np.where(right > exact, right - 1, right + 1).astype(right.dtype)
+    compare(np.where(beside & sure, other, right), right, tolerance)
+    with pytest.raises(WrongAnswerError, match=f"^{(~beside & sure).sum()} of"):
+        compare(np.where(~beside & sure, other, right), right, tolerance)
+
+
 def test_nothing_is_rounded_between_two_jumps() -> None:
     workload = Workload.make("round", {"data": "float32[40]"}, epilogue=[EpilogueStep("floor", (None,))])
     inputs = random_inputs(workload, 0)
