@@ -6,36 +6,42 @@ integers' products, times both scales, are the same without the roundings of the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from strategy.compile.fusion import Group, describe
-from strategy.expr import Call, Constant, Expr, call, post_order
+from strategy.expr import Call, Constant, Expr, Tuple, call, post_order
 from strategy.network import layer
 from strategy.network.graph import Network
-from strategy.network.rewriter import Rewriter, behind, extents
+from strategy.network.movement import axes_of
+from strategy.network.rewriter import Rewriter, extents
 from strategy.op_strategy import evaluate
 from strategy.target import Target
 
 _BOUNDS = {"int8": (-128, 127), "uint8": (0, 255)}
 _PRODUCTS = {"dense": "qdense", "conv2d": "qconv2d"}
 _PLAIN = 10  # the plevel of loops without instructions for 8 bits, which products of real numbers outrun
+_VIEWS = frozenset({"reshape", "transpose"})
+_MOVES = _VIEWS | {"max_pool2d", "strided_slice"}  # whose elements are those of their operand
 
 
 def multiply_integers(network: Network, target: Target) -> Network:
     """The same network with products of integers where both operands are dequantised, and the target is fast at them.
 
     Products stay as they are whose sums int32 may not hold, and those of scales or zero points that are several for
-    the data, or not constant for the weight. So do convolutions of a network with symbolic sizes.
+    the data, or not constant for the weight. So do convolutions of a network with symbolic sizes. Integers that are
+    moved as real numbers alone are moved as integers.
     """
 
     def multiply(_: Rewriter, node: Call) -> Expr | None:
         is_product = node.op.name in _PRODUCTS and not (node.op.name == "conv2d" and network.sizes)
         return _product(node, target) if is_product else None
 
-    made = Rewriter(network, (multiply,))
+    made = Rewriter(network, (multiply, _move_integers, _quantize_parts))
     outputs = {name: made.of(node) for name, node in network.outputs.items()}
     twin = network.twin and multiply_integers(network.twin, target)
     return replace(network, outputs=outputs, names=made.names, twin=twin)
@@ -49,22 +55,12 @@ def constant_bytes(network: Network, target: Target) -> int:
 
 
 def _product(node: Call, target: Target) -> Expr | None:
-    data, weight = _dequantized(node.args[0]), _dequantized(node.args[1])
+    data, weight = _data(node.args[0]), _weight(node.args[1])
     attrs = node.attrs.to_json()
     if data is None or weight is None or {"data_layout", "kernel_layout", "out_layout", "out_dtype"} & attrs.keys():
         return None
-    numbers, scales, points = weight.args
-    if not (isinstance(numbers, Constant) and isinstance(scales, Constant) and isinstance(points, Constant)):
-        return None
-    is_of_rows = weight.attrs.to_json().get("axis", -1) % numbers.value.ndim == 0
-    if numbers.value.shape != extents(node.args[1]):
-        numbers = Constant(numbers.value.reshape(extents(node.args[1])))
-    if scales.value.size not in (1, len(numbers.value) if is_of_rows else 1) or len(set(points.value.flat)) != 1:
-        return None
-    x, scale, point = data.args
-    if max(scale.tensor_type.ndim and extents(scale)[0], point.tensor_type.ndim and extents(point)[0]) > 1:
-        return None
-    of_data, of_weight = int(point.value.flat[0]) if isinstance(point, Constant) else 0, int(points.value.flat[0])
+    (x, scale, point), (numbers, scales, of_weight) = data, weight
+    of_data = int(point.value.flat[0]) if isinstance(point, Constant) else 0
     sizes = np.abs(numbers.value.astype(np.int64) - of_weight).reshape(len(numbers.value), -1).sum(axis=1)
     if sizes.max() * 255 >= 1 << 31 or not (_is_number(of_data, x) and _is_number(of_weight, numbers)):
         return None
@@ -72,22 +68,68 @@ def _product(node: Call, target: Target) -> Expr | None:
     if factor is None:
         return None
     given: dict[str, Any] = {**attrs, "kernel_zero_point": of_weight}
-    x = layer.reshape(x, extents(node.args[0]))
     sums = call(_PRODUCTS[node.op.name], x, numbers, **given, input_zero_point=of_data)
     if not _is_fast(sums, target):
         return None
     if not isinstance(point, Constant):
-        sums = _without(layer.reshape(point, ()), sums, given)
+        sums = subtract_point(sums, layer.reshape(point, ()), given)
     return call("dequantize", sums, factor, Constant(np.zeros((), np.int32)), axis=1)
 
 
-def _dequantized(node: Expr) -> Call | None:
-    """The call that makes a value's real numbers of 8-bit integers, which reshapes may show; None for others."""
-    while (source := behind(node)) is not None:
-        node = source
-    if not isinstance(node, Call) or node.op.name != "dequantize":
+def _behind(node: Expr, moves: Container[str]) -> tuple[Expr, Sequence[Call]]:
+    """What a value is moved from by operators of these names, and their calls, the first one first."""
+    found: list[Call] = []
+    while isinstance(node, Call) and node.op.name in moves:
+        found.insert(0, node)
+        node = node.args[0]
+    return node, found
+
+
+def _moved(x: Expr, moves: Sequence[Call]) -> Expr:
+    for move in moves:
+        x = Call(move.op, [x], move.attrs)
+    return x
+
+
+def _data(node: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """The 8-bit integers of data, their only scale and their only zero point; None for other values."""
+    source, moves = _behind(node, _VIEWS)
+    if not isinstance(source, Call) or source.op.name != "dequantize":
         return None
-    return node if node.args[0].tensor_type.dtype in _BOUNDS else None
+    x, *numbers = source.args
+    if x.tensor_type.dtype not in _BOUNDS or any(extents(number) not in ((), (1,)) for number in numbers):
+        return None
+    scale, point = numbers
+    return _moved(x, moves), scale, point
+
+
+def _weight(node: Expr) -> tuple[Constant, Constant, int] | None:
+    """The 8-bit integers of a constant weight, its scales, one or one for each row, and its only zero point.
+
+    None for other values, and where a row has several scales.
+    """
+    source, moves = _behind(node, _VIEWS)
+    if not isinstance(source, Call) or source.op.name != "dequantize":
+        return None
+    if not all(isinstance(arg, Constant) for arg in source.args):
+        return None
+    whole, scales, points = (arg for arg in source.args if isinstance(arg, Constant))
+    numbers = whole.value
+    if numbers.dtype.name not in _BOUNDS or len(set(points.value.flat)) != 1:
+        return None
+    axis = source.attrs.to_json().get("axis", -1) % max(numbers.ndim, 1)
+    each = scales.value.reshape([-1 if i == axis else 1 for i in range(numbers.ndim)])
+    each = np.broadcast_to(each, numbers.shape)
+    for move in moves:
+        axes = axes_of(move)
+        numbers, each = (v.reshape(extents(move)) if axes is None else v.transpose(axes) for v in (numbers, each))
+    if scales.value.size > 1:
+        rows = each.reshape(len(each), -1)
+        if (rows != rows[:, :1]).any():
+            return None
+        scales = Constant(np.ascontiguousarray(rows[:, 0]))
+    made = Constant(np.ascontiguousarray(numbers)) if moves else whole
+    return made, scales, int(points.value.flat[0])
 
 
 def _is_number(zero_point: int, of: Expr) -> bool:
@@ -113,13 +155,76 @@ def _is_fast(sums: Call, target: Target) -> bool:
     return any(i.plevel > _PLAIN for i in valid)
 
 
-def _without(point: Expr, sums: Call, attrs: dict[str, Any]) -> Call:
-    """Sums of products less those of the data's zero point, which is computed at the call, with the weight."""
+def subtract_point(sums: Call, point: Expr, attrs: Mapping[str, Any]) -> Call:
+    """Sums of products less those of the data's zero point, which is computed at the call, with the weight.
+
+    Args:
+        attrs: of the product, which have no zero point of the data.
+    """
     x, numbers = sums.args
-    assert isinstance(numbers, Constant)
-    if any(attrs.get("padding", ())):  # which has the zero point, too, and thus no part in the sums
+    # The padding has the zero point, too, and thus no part in the sums.
+    if any(attrs.get("padding", ())) or not isinstance(numbers, Constant):
         ones = layer.filled(1, (1, *extents(x)[1:]), x.tensor_type.dtype)
         return call("subtract", sums, call("multiply", call("qconv2d", ones, numbers, **attrs), point))
     of_rows = (attrs["kernel_zero_point"] - numbers.value.astype(np.int32)).reshape(len(numbers.value), -1)
     each = Constant(of_rows.sum(axis=1, dtype=np.int32))
     return call("bias_add", sums, call("multiply", each, point), axis=1)
+
+
+def _move_integers(rewriter: Rewriter, node: Call) -> Expr | None:
+    """Integers moved as they are, for moved real numbers of them that become the same integers again."""
+    if node.op.name != "quantize":
+        return None
+    source, moves = _behind(node.args[0], _MOVES)
+    if not isinstance(source, Call) or source.op.name != "dequantize":
+        return None
+    x, *before = source.args
+    is_read = any(rewriter.uses[move] > (move is not node.args[0]) for move in moves)  # as real numbers, too
+    if is_read or x.tensor_type.dtype != node.tensor_type.dtype:
+        return None
+    numbers = [a.value.item() for a in (*before, *node.args[1:]) if isinstance(a, Constant) and a.value.size == 1]
+    if len(numbers) != 4 or numbers[:2] != numbers[2:]:
+        return None
+    scale, point = numbers[:2]
+    is_exact = 2.0**-100 < abs(scale) < 2.0**100  # float32 has its products with bytes, but for a rounding
+    return _moved(x, moves) if is_exact and _is_number(point, x) else None
+
+
+def _quantize_parts(rewriter: Rewriter, node: Call) -> Expr | None:
+    """Integers that are concatenated, for integers of concatenated real numbers."""
+    whole, *given = node.args
+    if node.op.name != "quantize" or any(extents(number) for number in given):
+        return None
+    if not isinstance(whole, Call) or whole.op.name != "concatenate" or not rewriter.is_only(whole):
+        return None
+    parts, attrs = whole.args[0], node.attrs.to_json()
+    if not isinstance(parts, Tuple):
+        return None
+    each = [rewriter.make("quantize", part, *given, **attrs) for part in parts.fields]
+    return Call(whole.op, [Tuple(each)], whole.attrs)
+
+
+def dequantize_sums(rewriter: Rewriter, node: Call) -> Expr | None:
+    """The real numbers of sums of integers that are cast, and times one factor or one for each channel."""
+    if node.op.name != "multiply":
+        return None
+    for value, factor in (node.args, node.args[::-1]):
+        if not (isinstance(value, Call) and value.op.name == "cast" and is_sum(value.args[0])):
+            continue
+        if not rewriter.is_only(value):
+            continue
+        whole, shape = extents(value), extents(factor)
+        flat = (1,) * (len(whole) - len(shape)) + shape
+        each = (1, whole[1], *(1,) * (len(whole) - 2))
+        if extents(node) != whole or node.tensor_type.dtype != "float32" or flat not in (each, (1,) * len(whole)):
+            continue
+        scales = rewriter.reshaped(factor, () if math.prod(shape) == 1 else (whole[1],))
+        return rewriter.make("dequantize", value.args[0], scales, Constant(np.zeros((), np.int32)), axis=1)
+    return None
+
+
+def is_sum(node: Expr) -> bool:
+    """Return whether a value is of sums of products of integers."""
+    while isinstance(node, Call) and node.op.name == "bias_add":
+        node = node.args[0]
+    return isinstance(node, Call) and node.op.name in _PRODUCTS.values()

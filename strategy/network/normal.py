@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strategy.network import folding, movement, recognition, rotary
+from strategy.network import folding, integer, movement, recognition, rotary
 from strategy.network.graph import Network
 from strategy.network.rewriter import Rewriter, Rule
 
@@ -26,6 +26,7 @@ _RULES: tuple[Rule, ...] = (
     recognition.drop_mask,
     movement.sink_unary,
     movement.sink_binary,
+    integer.dequantize_sums,
     folding.add_bias,
     folding.scale_weight,
     movement.join_transposes,

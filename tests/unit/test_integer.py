@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategy.expr import Call, Constant, Expr, Var, call, post_order
+from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network.graph import Network
 from strategy.network.group import groups
 from strategy.network.integer import multiply_integers
@@ -74,6 +74,17 @@ def test_weights_may_be_shown_in_another_shape():
     assert "qdense" in operators(check(rows))
     found = call("conv2d", real(line, 0.1, 3), call("reshape", weight(6, 8, 3), newshape=(6, 8, 1, 3)))
     assert "qconv2d" in operators(check(found))
+    several = call("reshape", weight(2, 3, 8), newshape=(6, 8))  # one scale for three rows
+    assert "qdense" in operators(check(call("dense", real(x, 0.1, 3), several)))
+
+
+def test_operands_may_be_transposed():
+    x, columns = Var("x", "uint8[8,5]"), real(Constant(numbers(8, 6)), np.linspace(0.01, 0.03, 6), axis=1)
+    turned = call("transpose", real(x, 0.1, 3), axes=(1, 0))
+    assert "qdense" in operators(check(call("dense", turned, call("transpose", columns, axes=(1, 0)))))
+    turned = call("transpose", call("reshape", columns, newshape=(2, 4, 3, 2)), axes=(2, 3, 1, 0))
+    rows = call("reshape", turned, newshape=(6, 8))
+    assert "qdense" in operators(check(call("dense", real(Var("x", "uint8[5,8]"), 0.1, 3), rows)))
 
 
 def test_one_scale_may_serve_all_of_a_weight():
@@ -102,6 +113,50 @@ def test_rounding_joins_the_sums_of_integers_and_no_others():
         assert [g.anchor.op.name for g in groups(made)] == names
 
 
+def test_integers_of_a_layer_are_made_in_its_kernel():
+    given = constant(0.3, "float32"), constant(17, "int32")
+    for target, names in ((VNNI, ["qdense"]), (AVX2, ["dequantize", "dense", "quantize"])):
+        x = Var("x", "uint8[2,3,8]")
+        rows = call("dense", call("reshape", real(x, 0.1, 3), newshape=(6, 8)), weight(6, 8))
+        found = call("relu", call("add", call("reshape", rows, newshape=(2, 3, 6)), constant(np.ones(6), "float32")))
+        output = call("quantize", found, *given, out_dtype="uint8")
+        made = normalize(multiply_integers(Network((x,), {"y": output}, {}), target))
+        found = [g for g in groups(made) if g.anchor.op.name != "reshape"]
+        assert [g.anchor.op.name for g in found] == names
+        assert target is AVX2 or found[0].names[1:] == ("dequantize", "bias_add", "relu", "quantize")
+
+
+def test_integers_are_concatenated():
+    x, y = Var("x", "uint8[2,3]"), Var("y", "uint8[2,4]")
+    given = constant(0.1, "float32"), constant(17, "int32")
+    both = call("concatenate", Tuple([real(x, 0.1, 17), real(y, 0.2, 3)]), axis=1)
+    found = check(call("quantize", both, *given, out_dtype="uint8"))
+    assert operators(found) == ["dequantize", "quantize", "concatenate"]  # those of x stay as they are
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6,), (1, 6)])
+def test_sums_of_integers_are_scaled_in_their_kernel(shape):
+    x, bias = Var("x", "uint8[5,8]"), constant(np.linspace(-1, 1, 6), "float32")
+    sums = call("cast", call("qdense", x, Constant(numbers(6, 8)), input_zero_point=9), dtype="float32")
+    factor = constant(np.linspace(0.01, 0.02, 6)[: np.prod(shape, dtype=int)].reshape(shape), "float32")
+    for operands in ((sums, factor), (factor, sums)):
+        network = Network((x,), {"y": call("add", call("multiply", *operands), bias)}, {})
+        made = normalize(network)
+        (group,) = groups(made)
+        assert group.names == ("qdense", "dequantize", "bias_add")
+        data = {"x": numbers(5, 8, dtype="uint8")}
+        np.testing.assert_allclose(*(evaluate(n.root, data)[0] for n in (network, made)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5, 6)])
+def test_sums_of_integers_with_other_factors_are_multiplied(shape):
+    x = Var("x", "uint8[5,8]")
+    sums = call("cast", call("qdense", x, Constant(numbers(6, 8))), dtype="float32")
+    factor = constant(np.linspace(0.01, 0.02, np.prod(shape)).reshape(shape), "float32")
+    made = normalize(Network((x,), {"y": call("multiply", sums, factor)}, {}))
+    assert "dequantize" not in operators(made)
+
+
 X, IMAGE = Var("x", "uint8[5,8]"), Var("x", "uint8[2,4,7,6]")
 LARGE = Constant(np.full((2, 80000), -128, np.int8))
 LEFT = {
@@ -114,8 +169,11 @@ LEFT = {
     "scales of the weight's columns": (
         lambda: call("dense", real(X), real(Constant(numbers(6, 8)), np.linspace(1, 2, 8), axis=1)), VNNI
     ),
-    "scales of several of the weight's rows": (
-        lambda: call("dense", real(X), call("reshape", weight(2, 3, 8), newshape=(6, 8))), VNNI
+    "scales of parts of the weight's rows": (
+        lambda: call("dense", real(Var("x", "uint8[5,16]")), call("reshape", weight(6, 8), newshape=(3, 16))), VNNI
+    ),
+    "scales of the weight's columns, turned": (
+        lambda: call("dense", real(X), call("transpose", weight(8, 6), axes=(1, 0))), VNNI
     ),
     "several zero points of the weight": (
         lambda: call("dense", real(X), real(Constant(numbers(6, 8)), 1, np.arange(6), axis=0)), VNNI
