@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from operator import add
@@ -48,13 +49,15 @@ from plevel.onnx.node import OPERATORS, Node
 from plevel.onnx.part import WIDE, parts_of
 from plevel.onnx.sequence import SEQUENCES
 from plevel.onnx.types import SHOWN, infer_types, known_types, nested, own_graphs, read_type, within
-from strategy.expr import Constant, Expr, Tuple, Var, post_order
+from strategy.expr import Call, Constant, Expr, Tuple, Var, post_order
 from strategy.network.derivation import derive_all
 from strategy.network.extent import Extent, Symbol
 from strategy.network.graph import Network, NetworkError, require_known
 from strategy.network.plan import Port
 from strategy.network.probe import make_sizes
+from strategy.network.rewriter import extents
 from strategy.network.size import MOST, NAMES, PROBED, Sizes
+from strategy.reference import evaluate
 from strategy.types import DTYPES, TensorType
 
 _OF_TYPES = frozenset({"Shape", "Size"})  # constant, whatever their input is
@@ -75,10 +78,16 @@ _OF_VALUES = frozenset({
     "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg",
     "Pow", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 })
+# Products by the ranks of weights of 8 bits, whose integers they may multiply, and what only shows these otherwise.
+_PRODUCTS = {"Conv": (3, 4), "Gemm": (2,), "MatMul": (2,)}
+_VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _PARTS = "plevel.parts"  # the domain of functions that are the parts of a node
 _WIDER = {"int4": "int8", "uint4": "uint8"}
+_QUANTISED = re.compile(r"^QLinear|^QGemm|uantizeLinear$")  # operators with scales
 _IN_MESSAGE = 1 << 30  # bytes of weights; the rest is far below as much
 _UNROLLED = 1 << 14  # times that a graph within a node is read, or a node of one
+
+Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -166,6 +175,7 @@ class _Importer:
         self.unsized: set[str] = set()
         self.numbers: set[str] = set()  # made of sizes alone at the call, and thus no extents
         self.parts: dict[str, np.ndarray] = {}  # of sizes, among these
+        self.integers: dict[Expr, Constant | None] = {}  # numbers of constant integers, and their values once computed
         self.inferred = None if inferred is None else known_types(inferred.graph)
         self.learned: set[Expr] = set()  # whose extents are known
         self.unrolled = 0
@@ -243,7 +253,9 @@ class _Importer:
         reader = f"node {node.name or next(iter(node.output), '')!r:.80} ({node.op_type})"
         args = [self._value(name, reader) if name else None for name in node.input]
         try:
-            made: Sequence[Expr | None] | None = self._computed(node, args)
+            shows = _shows_integers(node, args) or (node.op_type in _VIEWS and args[0] in self.integers)
+            args = [a if shows and i == 0 else self._weight(node, i, a) for i, a in enumerate(args)]
+            made: Sequence[Expr | None] | None = None if shows else self._computed(node, args)
             if made is None:
                 function = OPERATORS.get(_name(node))
                 if _name(node) in CONTROL:
@@ -254,7 +266,7 @@ class _Importer:
                 if function is None:
                     raise NetworkError("plevel has no kernel for it")
                 given = {n for n, a in zip(node.input, args, strict=True) if n and not isinstance(a, Constant)}
-                if given <= self.numbers and _name(node) not in CONTROL:
+                if given <= self.numbers and not shows and _name(node) not in CONTROL:
                     self.numbers.update(node.output)
                 if node.op_type in _OF_VALUES:
                     args = [self._at_call(a) for a in args]
@@ -262,6 +274,8 @@ class _Importer:
                 found = function(read, *args)
                 self.sizes = self.sizes and self.sizes.knowing(read.known)
                 made = list(found) if isinstance(found, tuple | list) else [found]
+                if shows and isinstance(made[0], Call):
+                    self.integers.setdefault(made[0])
                 for value in made:
                     if value is not None:
                         value.checked_type  # noqa: B018  (errors of types are this node's)
@@ -279,6 +293,17 @@ class _Importer:
         if missing:
             raise NetworkError(f"{reader}: its output {missing[0]} is used, which plevel does not compute")
         self.values.update((n, value) for n, value in zip(node.output, made, strict=False) if value is not None)
+
+    def _weight(self, node: Any, place: int, value: Expr | None) -> Expr | None:
+        """An operand: the numbers of constant integers as integers to a product, and as their values to others."""
+        if value is None or value not in self.integers:
+            return value
+        if place == 1 and len(extents(value)) in _PRODUCTS.get(_name(node), ()):
+            return value
+        found = self.integers[value]
+        if found is None:
+            found = self.integers[value] = Constant(np.asarray(evaluate(value, {}), "float32", order="C"))
+        return found
 
     def _read(self, graph: Any) -> Callable[[Sequence[Expr]], list[Expr]]:
         """The function that gives the outputs of a graph within a node; nothing in it is left out."""
@@ -484,6 +509,18 @@ def _is_computable(node: Any) -> bool:
     return _is_standard(node) and node.op_type not in _RANDOM | _MISCOMPUTED | SEQUENCES and not graphs
 
 
+def _shows_integers(node: Any, args: Sequence[Expr | None]) -> bool:
+    """Return whether a node makes numbers of float32 from constant matrices of 8 bits, by scales of one axis."""
+    if node.op_type != "DequantizeLinear" or not all(a is None or isinstance(a, Constant) for a in args):
+        return False
+    x, scale, *_ = args
+    if x is None or scale is None or any(a.name == "output_dtype" and a.i for a in node.attribute):
+        return False
+    of_one_axis = all(a is None or len(extents(a)) < 2 for a in args[1:])
+    is_matrix = len(extents(x)) > 1 and x.tensor_type.dtype in ("int8", "uint8")
+    return of_one_axis and is_matrix and scale.tensor_type.dtype == "float32"
+
+
 def _initial(tensor: Any, *, widened: bool = False) -> Constant:
     """The value of an initializer; integers of 4 bits in bytes if they may be, as their numbers alone are read."""
     try:
@@ -523,20 +560,10 @@ def run_model(model: Any, wanted: Sequence[str]) -> Reference:
     whole.graph.output.extend(onnx.ValueInfoProto(name=n) for n in more)
     names = [*outputs, *more]
     by_runtime = find_spec("onnxruntime") is not None
+    weights = _without_weights(whole) if by_runtime else {}
     try:
         if by_runtime:
-            import onnxruntime
-
-            options = onnxruntime.SessionOptions()
-            # Further levels compute quantised parts by kernels of integers, which may round to another step.
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-            if weights := _without_weights(whole):
-                values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
-                options.add_external_initializers(list(weights), values)
-            session = onnxruntime.InferenceSession(
-                whole.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
-            found = session.run(names, given)
+            found = _run(whole, weights, given, names)
         else:
             from onnx.reference import ReferenceEvaluator
 
@@ -544,4 +571,43 @@ def run_model(model: Any, wanted: Sequence[str]) -> Reference:
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise NetworkError(f"its reference fails: {said}") from error
-    return Reference(inputs, found[: len(outputs)], dict(zip(names, found, strict=True)), decides=by_runtime)
+    moved = partial(_moved, whole, weights, given, outputs) if by_runtime else None
+    values = dict(zip(names, found, strict=True))
+    return Reference(inputs, found[: len(outputs)], values, decides=by_runtime, moved=moved)
+
+
+def _run(model: Any, weights: Arrays, given: Arrays, names: Sequence[str]) -> list[Any]:
+    """The values of these names by ONNX Runtime, with weights that are beside the message."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Further levels compute quantised parts by kernels of integers, which may round to another step.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    if weights:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+        options.add_external_initializers(list(weights), values)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found: list[Any] = session.run(names, given)
+    return found
+
+
+def _moved(model: Any, weights: Arrays, given: Arrays, names: Sequence[str], part: float) -> list[Any]:
+    """The values of these names where inputs, weights and the scales of integers are off by a part, up or down."""
+    random = np.random.default_rng(0)
+
+    def move(array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind != "f":
+            return array
+        return (array * (1 + part * random.choice([-1, 1], array.shape))).astype(array.dtype)
+
+    off = onnx.ModelProto()
+    off.CopyFrom(model)
+    scales = {name for node in _nodes(off.graph) if _QUANTISED.search(node.op_type) for name in node.input}
+    for tensor in off.graph.initializer:
+        # Few numbers may be a size, or a place.
+        if tensor.name not in weights and (len(tensor.dims) > 1 or tensor.name in scales):
+            array = onnx.numpy_helper.to_array(tensor)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(move(array), tensor.name))
+    heavy, inputs = ({name: move(array) for name, array in each.items()} for each in (weights, given))
+    return _run(off, heavy, inputs, names)
+

@@ -14,6 +14,7 @@ from plevel.onnx.node import OPERATORS, Node, constant, register
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
+from strategy.network.integer import subtract_point
 from strategy.network.layer import number
 from strategy.network.rewriter import extents
 
@@ -124,21 +125,23 @@ def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None
 def _conv_integer(
     node: Node, x: Expr, weight: Expr, x_zero_point: Expr | None = None, w_zero_point: Expr | None = None
 ) -> Expr:
-    if len(extents(x)) != 4:
-        raise NetworkError(f"a convolution of integers of {len(extents(x)) - 2} dimensions: plevel has two")
+    rank = len(extents(x)) - 2
+    if rank not in (1, 2):
+        raise NetworkError(f"a convolution of integers of {rank} dimensions: plevel has one and two")
     of_data, of_weight = _point(x_zero_point), _point(w_zero_point)
     if of_weight is None:
         raise NetworkError("w_zero_point: several zero points, or not constant: quantize weights symmetrically")
     given = {n: tuple(v) if isinstance(v, list) else v for n, v in windows(node, x, weight).items()}
     given["kernel_zero_point"] = of_weight
+    if rank == 1:
+        (begin, end), step, distance = given["padding"], given["strides"], given["dilation"]
+        given |= {"padding": (0, begin, 0, end), "strides": (1, *step), "dilation": (1, *distance)}
+        x, weight = (layer.reshape(v, (*extents(v)[:2], 1, extents(v)[2])) for v in (x, weight))
     found = call("qconv2d", x, weight, **given, input_zero_point=of_data or 0)
-    if of_data is not None:
-        return found
-    assert x_zero_point is not None
-    # The padding has the zero point, too, and thus no part in the sums.
-    ones = layer.filled(1, (1, *extents(x)[1:]), x.tensor_type.dtype)
-    each = call("qconv2d", ones, weight, **given)
-    return call("subtract", found, call("multiply", each, _widened(x_zero_point, ())))
+    if of_data is None:
+        assert x_zero_point is not None
+        found = subtract_point(found, _widened(x_zero_point, ()), given)
+    return layer.reshape(found, (*extents(found)[:2], *extents(found)[4 - rank :]))
 
 
 @register("MatMulInteger")
@@ -174,8 +177,13 @@ def _sums_of_rows(x: Expr, y: Expr, x_zero_point: Expr | None, y_zero_point: Exp
     )
     if of_rows is None:
         assert x_zero_point is not None
-        columns = call("sum", _less(call("cast", y, dtype="int32"), of_columns), axis=(0,), keepdims=True)
-        found = call("subtract", found, call("multiply", columns, _widened(x_zero_point, (extents(rows)[0], 1))))
+        point = _widened(x_zero_point, (extents(rows)[0], 1))
+        each = _less(call("cast", y, dtype="int32"), of_columns)
+        columns = call("negative", call("sum", each, axis=(0,), keepdims=False))
+        if extents(point):
+            found = call("add", found, call("multiply", columns, point))
+        else:  # a bias, which the product's kernel adds
+            found = call("bias_add", found, call("multiply", columns, point), axis=1)
     if of_columns is None:
         assert y_zero_point is not None
         each = _less(call("cast", rows, dtype="int32"), of_rows)
@@ -273,7 +281,7 @@ def _qgemm(
     x, y = (layer.swap(v) if node.get(f"trans{n}", 0) else v for v, n in ((x, "A"), (y, "B")))
     sums = _sums_of_rows(x, y, x_zero_point, y_zero_point)
     if bias is not None:
-        sums = call("add", sums, bias)
+        sums = layer.add_bias(sums, bias)
     if out_scale is not None and out_zero_point is not None:
         return _requantized(sums, (x_scale, y_scale), out_scale, out_zero_point, axis=-1)
     factor = math.prod(_quantity(v, "float32").value for v in (x_scale, y_scale))
