@@ -52,7 +52,12 @@ def _quantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) 
     if dtype not in _BYTES or not _is_plain(scale, zero_point):
         return _quantized_by_parts(node, x, scale, zero_point, dtype)
     given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-    return call("quantize", x, *given, axis=node.get("axis", 1), out_dtype=dtype)
+    return call("quantize", x, *given, **_axis(node, given), out_dtype=dtype)
+
+
+def _axis(node: Node, numbers: Sequence[Constant]) -> dict[str, int]:
+    """The attribute of scales and zero points of an axis; none where there is one of each, whatever the file says."""
+    return {"axis": node.get("axis", 1)} if any(number.value.ndim for number in numbers) else {}
 
 
 def _is_plain(*numbers: Expr | None) -> bool:
@@ -114,7 +119,7 @@ def _named_dtype(node: Node) -> str | None:
 def _dequantize(node: Node, x: Expr, scale: Expr, zero_point: Expr | None = None) -> Expr:
     if x.tensor_type.dtype in (*_BYTES, "int32") and _is_plain(scale, zero_point):
         given = _quantity(scale, "float32"), _quantity(zero_point, "int32")
-        found: Expr = call("dequantize", x, *given, axis=node.get("axis", 1))
+        found: Expr = call("dequantize", x, *given, **_axis(node, given))
     else:
         found = _dequantized_by_parts(node, x, scale, zero_point)
     dtype = _named_dtype(node) or scale.tensor_type.dtype
