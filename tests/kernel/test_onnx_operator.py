@@ -255,6 +255,10 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a convolution of integers": (
         [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 0, 1, 2], strides=[1, 2])], BYTES, WINDOWS
     ),
+    "a convolution of integers of a line": (
+        [N("ConvInteger", ["x", "w", "z", "v"], ["y"], group=2, pads=[1, 2], strides=[2], dilations=[2])],
+        {"x": BYTES["x"][..., 0]}, {**WINDOWS, "w": WINDOWS["w"][..., 0], "v": np.int8(0)},
+    ),
     "a convolution of integers, requantized": (
         [N("QLinearConv", ["x", "s", "z", "w", "a", "v", "t", "q", "b"], ["y"], group=2, auto_pad="SAME_UPPER")],
         BYTES, {**WINDOWS, **STEPS, **CHANNELS},
