@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -108,11 +109,14 @@ def built(tmp_path_factory: pytest.TempPathFactory):
 def test_a_c_program_needs_the_library_and_its_header_only(built) -> None:
     folder, inputs, (classes, largest) = built
     (folder / "main.c").write_text(PROGRAM)
-    (folder / "inputs").write_bytes(b"".join(i.tobytes() for i in inputs))
-    command = ["cc", "-Wall", "-Werror", "-std=c99", "main.c", "seeing.so", "-Wl,-rpath,$ORIGIN", "-o", "main"]
-    subprocess.run(command, cwd=folder, check=True, timeout=HANG_S)
+    elsewhere = folder / "elsewhere"  # as a service is started
+    elsewhere.mkdir()
+    (elsewhere / "inputs").write_bytes(b"".join(i.tobytes() for i in inputs))
+    (documented,) = re.findall(r"^cc main.c .*", (ROOT / "docs" / "models.md").read_text(), re.MULTILINE)
+    command = shlex.split(documented.replace("model.so", "seeing.so"))
+    subprocess.run([*command, "-Wall", "-Werror", "-std=c99"], cwd=folder, check=True, timeout=HANG_S)
     done = subprocess.run(
-        ["./main"], cwd=folder, check=True, capture_output=True, text=True, timeout=HANG_S
+        [folder / "main"], cwd=elsewhere, check=True, capture_output=True, text=True, timeout=HANG_S
     )
     found = [float(line) for line in done.stdout.split()]
     np.testing.assert_allclose(found[:10], classes.ravel(), rtol=1e-4, atol=1e-5)
