@@ -93,7 +93,7 @@ def cpu_arch() -> str:
             # Or it reports an older model, with fewer units and instructions.
             if {"avx512_fp16", "avx512_bf16"} <= flags and not has_instructions(name, "avx512bf16"):
                 return "sapphirerapids"
-            hidden = {"avx512_vnni", "avx512_bf16"} - flags
+            hidden = {"avx512_vnni", "avx512_bf16", "avx512vbmi", "avx512ifma"} - flags
             return level if any(has_instructions(name, f.replace("_", "")) for f in hidden) else name
     return level
 
@@ -101,10 +101,13 @@ def cpu_arch() -> str:
 @cache
 def cpu_features() -> tuple[str, ...]:
     """The features that code for `cpu_arch()` must do without here, as LLVM takes them: `-amx-tile`."""
-    if not has_instructions(cpu_arch(), "amx-tile"):
-        return ()
-    usable = set(cpu_info().get("flags", "").split()) >= _AMX and _request_tiles()
-    return () if usable else ("-amx-tile",)
+    arch, flags = cpu_arch(), set(cpu_info().get("flags", "").split())
+    lacking = []
+    if has_instructions(arch, "amx-tile") and not (flags >= _AMX and _request_tiles()):
+        lacking.append("-amx-tile")
+    if has_instructions(arch, "avx512fp16") and "avx512_fp16" not in flags:
+        lacking.append("-avx512fp16")
+    return tuple(lacking)
 
 
 def _request_tiles() -> bool:

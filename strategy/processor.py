@@ -22,6 +22,11 @@ SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-
 # there takes no longer. Measured on znver5; znver4 has the same caches.
 NEAR_LAST_LEVEL = frozenset("znver4 znver5".split())
 _AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
+# Processors with instructions for bytes and products of 52 bits, which LLVM puts into loops of integers by itself.
+_BYTES = frozenset(
+    "cannonlake icelake-client icelake-server tigerlake rocketlake sapphirerapids emeraldrapids graniterapids "
+    "graniterapids-d znver4 znver5".split()
+)
 _MATRICES = frozenset("neoverse-v1 neoverse-n2 neoverse-v2".split())
 # By LLVM's name of the feature.
 _INSTRUCTIONS = {
@@ -33,6 +38,8 @@ _INSTRUCTIONS = {
     "avx512vl": _AVX512 - _FIRST_AVX512,
     "avx512bf16": _BF16,
     "avx512vnni": _BF16 | frozenset("cascadelake icelake-client icelake-server tigerlake rocketlake".split()),
+    "avx512vbmi": _BYTES,
+    "avx512ifma": _BYTES,
     "avx512fp16": _AMX,
     "bf16": _MATRICES,
     "i8mm": _MATRICES,

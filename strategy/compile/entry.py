@@ -79,8 +79,9 @@ def common_code() -> str:
 
 def instructions_code(target: Target, dtypes: Collection[str]) -> str:
     """The macro of the instructions without which a library of kernels for these dtypes refuses to run, in C."""
-    # A virtual machine may hide those of float16, which other code has none of.
-    needed = [name for name in target.vector_instructions if name != "avx512fp16" or "float16" in dtypes]
+    # A virtual machine may hide those of float16, by which LLVM moves bfloat16, too, and which other code has none of.
+    has_narrow = any(dtype.endswith("float16") for dtype in dtypes)
+    needed = [name for name in target.vector_instructions if name != "avx512fp16" or has_narrow]
     asked = (f'{_NEW.get(name, "PLEVEL_NEED")}("{name}")' for name in needed)
     return f"#define PLEVEL_INSTRUCTIONS {' '.join(asked)}"
 

@@ -421,6 +421,7 @@ def test_a_processor_without_its_instructions_is_refused(tmp_path: Path, monkeyp
     [
         ("avx512bf16", 11, "float32", True), ("avx512bf16", 9, "float32", False), ("avx512fp16", 12, "float16", True),
         ("avx512fp16", 11, "float16", False), ("avx512fp16", 12, "float32", False), ("avx512vnni", 9, "float32", True),
+        ("avx512fp16", 12, "bfloat16", True), ("avx512vbmi", 9, "float32", True), ("avx512ifma", 9, "float32", True),
     ],
 )
 def test_a_compiler_is_asked_for_instructions_that_it_knows_and_the_dtypes_need(

@@ -13,8 +13,9 @@ from strategy.target import Target, cpu_target
 
 AVX2 = "fpu sse4_2 avx2 fma bmi2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512vl avx512dq"
-DOTS = f"{AVX512} avx512_vnni avx512_bf16"
-AMX = f"{DOTS} amx_bf16 amx_int8 amx_tile"
+BYTES = f"{AVX512} avx512vbmi avx512ifma"
+DOTS = f"{BYTES} avx512_vnni avx512_bf16"
+AMX = f"{DOTS} avx512_fp16 amx_bf16 amx_int8 amx_tile"
 
 
 @pytest.fixture
@@ -41,10 +42,13 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         ("GenuineIntel", "6", "250", AMX, "x86-64-v4"),
         ("GenuineIntel", "6", "207", AMX, "emeraldrapids"),
         ("AuthenticAMD", "25", "17", AVX2, "x86-64-v3"), ("GenuineIntel", "6", "143", "sse2", "x86-64"),
-        ("AuthenticAMD", "25", "17", AVX512 + " avx512_vnni", "x86-64-v4"),
+        ("AuthenticAMD", "25", "17", BYTES + " avx512_vnni", "x86-64-v4"),
+        ("AuthenticAMD", "26", "2", DOTS.replace("avx512vbmi", ""), "x86-64-v4"),
+        ("GenuineIntel", "6", "106", AVX512 + " avx512_vnni", "x86-64-v4"),
+        ("GenuineIntel", "6", "106", BYTES + " avx512_vnni", "icelake-server"),
         # One that reports an older model than its instructions are of.
         ("GenuineIntel", "6", "167", DOTS + " avx512_fp16", "sapphirerapids"),
-        ("GenuineIntel", "6", "167", AVX512 + " avx512_vnni", "rocketlake"),
+        ("GenuineIntel", "6", "167", BYTES + " avx512_vnni", "rocketlake"),
         ("", "x", "y", "", "x86-64"),
     ],
 )
@@ -67,11 +71,12 @@ def test_the_name_of_arm_processors(processor: dict[str, str], part: str, arch: 
 @pytest.mark.parametrize(
     ("model", "flags", "granted", "features"),
     [
-        ("207", AMX, True, ()), ("207", AMX, False, ("-amx-tile",)), ("207", DOTS, True, ("-amx-tile",)),
-        ("85", AVX512, True, ()),
+        ("207", AMX, True, ()), ("207", AMX, False, ("-amx-tile",)),
+        ("207", DOTS, True, ("-amx-tile", "-avx512fp16")),
+        ("207", AMX.replace("avx512_fp16", ""), True, ("-avx512fp16",)), ("85", AVX512, True, ()),
     ],
 )
-def test_amx_is_left_out_where_it_is_hidden_or_refused(
+def test_amx_and_float16_are_left_out_where_they_are_hidden_or_refused(
     processor: dict[str, str], monkeypatch: pytest.MonkeyPatch, model: str, flags: str, granted: bool,
     features: tuple[str, ...],
 ) -> None:

@@ -212,7 +212,14 @@ def test_vector_registers(target: str, width: int, registers: int) -> None:
         ("llvm -mcpu=knl", "avx2 fma avx512f"),
         ("llvm -mcpu=skylake-avx512", "avx2 fma avx512f avx512bw avx512dq avx512vl"),
         ("llvm -mcpu=cascadelake", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni"),
-        ("llvm -mcpu=sapphirerapids", "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni avx512fp16"),
+        (
+            "llvm -mcpu=icelake-server",
+            "avx2 fma avx512f avx512bw avx512dq avx512vl avx512vnni avx512vbmi avx512ifma",
+        ),
+        (
+            "llvm -mcpu=sapphirerapids",
+            "avx2 fma avx512f avx512bw avx512dq avx512vl avx512bf16 avx512vnni avx512vbmi avx512ifma avx512fp16",
+        ),
     ],
 )
 def test_the_vector_instructions_of_a_target(target: str, instructions: str) -> None:
