@@ -30,10 +30,14 @@ extern int (*__TVMBackendParallelLaunch)(Body, void *, int) __attribute__((weak)
 extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) __attribute__((weak));
 extern int (*__TVMBackendFreeWorkspace)(int, int, void *) __attribute__((weak));
 
+/* The cores that this process may use now: threads beyond them would wait for each other at the end of each loop. */
+extern int omp_get_num_procs(void) __attribute__((weak));
+static int _plevel_cores = PLEVEL_THREADS;
 static int _plevel_launch(Body body, void *data, int tasks) {
   struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : PLEVEL_THREADS};
-  int failed = 0;
-  #pragma omp parallel for schedule(static, 1) num_threads(group.tasks) reduction(|:failed)
+  int failed = 0, threads = __atomic_load_n(&_plevel_cores, __ATOMIC_RELAXED);
+  if (threads > group.tasks) threads = group.tasks;
+  #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(|:failed)
   for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
   return failed;
 }
@@ -94,6 +98,7 @@ static int _plevel_ready(void) {
   const char *lacking = _plevel_lacks();
   if (lacking) return _plevel_refuse(lacking);
   PLEVEL_LIBRARY_THREADS;
+  if (omp_get_num_procs) __atomic_store_n(&_plevel_cores, omp_get_num_procs(), __ATOMIC_RELAXED);
   if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
     __TVMBackendAllocWorkspace = workspace_alloc;
   if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)

@@ -135,7 +135,7 @@ class Entry:
         return _HEADER.substitute(
             workload=str(self.workload).replace("*/", "* /"), target=self.rows[0].lowered.target,
             functions="".join(lines), alignment=ALIGNMENT, guard=f"PLEVEL_{self.name}_H",
-            threads=f"Parallel loops use {show_number(self._threads, 'thread')}.",
+            threads=f"Loops use {show_number(self._threads, 'thread')}, no more than the caller may use cores.",
             declarations="\n".join(declarations),
         )
 

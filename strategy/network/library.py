@@ -35,7 +35,8 @@ _HEADER = Template("""\
  *
 $ports$sizes *
  * Buffers are row-major and contiguous, and do not overlap; aligned to $alignment bytes they are not copied.
- * Parallel loops use $threads of OpenMP. Several threads may call it at once, each with $arena bytes of memory$least.
+ * Parallel loops use $threads of OpenMP, and no more than the caller may use cores. Several threads may call it at
+ * once, each with $arena bytes of memory$least.
  * It returns 0; -1 without memory;
  * -2 for ${wrong}a buffer that is NULL;
  * -3 on a processor without its instructions; or the number of the step that failed, from 1.

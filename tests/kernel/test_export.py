@@ -415,6 +415,26 @@ def test_a_processor_without_its_instructions_is_refused(tmp_path: Path, monkeyp
             tvm.runtime.load_module(str(tmp_path / name))["main"](*tensors)
 
 
+def test_a_library_for_more_cores_takes_those_that_its_process_may_use(tmp_path: Path) -> None:
+    workload = Workload.make("relu", {"data": "float32[64,4096]"})
+    lowered = lower(workload, TARGET.with_threads(64), "broadcast.cpu")
+    export_library(workload, [LibraryRow(lowered)], tmp_path / "librelu.so")
+    program = f"""
+import ctypes, mmap, os
+relu = ctypes.CDLL({str(tmp_path / "librelu.so")!r}).plevel_relu
+rooms = [mmap.mmap(-1, 4 * 64 * 4096) for _ in range(2)]
+cores = sorted(os.sched_getaffinity(0))
+for some in (cores[:1], cores[:4]):
+    os.sched_setaffinity(0, some)
+    assert not relu(*(ctypes.byref(ctypes.c_char.from_buffer(room)) for room in rooms))
+    print(len(some), len(os.listdir("/proc/self/task")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 2
+    assert all(cores == threads for cores, threads in lines)
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("gcc") is None, reason="of GCC for x86-64")
 @pytest.mark.parametrize(
     ("lacking", "version", "dtype", "known"),
