@@ -155,7 +155,7 @@ def _cast(node: Node, x: Expr) -> Expr:
 def _gemm(node: Node, x: Expr, y: Expr, bias: Expr | None = None) -> Expr:
     x = layer.swap(x) if node.get("transA", 0) else x
     weight = y if node.get("transB", 0) else layer.swap(y)
-    found = call("dense", x, weight)
+    found = layer.linear(x, weight)
     if node.get("alpha", 1.0) != 1:
         found = call("multiply", found, number(node.get("alpha"), found))
     if bias is None or node.get("beta", 1.0) == 0:

@@ -153,10 +153,10 @@ for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", 
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
 OPERATORS |= dict.fromkeys(("aten.neg.default", "aten._neg_view.default"), _unary("negative"))
 for _name, _own in {
-    "add": "add", "sub": "subtract", "mul": "multiply", "pow": "power", "eq": "equal", "ne": "not_equal",
+    "add": "add", "sub": "subtract", "mul": "multiply", "eq": "equal", "ne": "not_equal",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "remainder": "floor_mod",
 }.items():
-    for _overload in ("Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar"):
+    for _overload in ("Tensor", "Scalar"):
         OPERATORS[f"aten.{_name}.{_overload}"] = _binary(_own)
 OPERATORS["aten.maximum.default"] = _binary("maximum")
 OPERATORS["aten.minimum.default"] = _binary("minimum")
@@ -347,11 +347,46 @@ def _dropout(x: Expr, share: float, train: bool) -> Expr:
 
 @register("pow.Tensor_Scalar")
 def _pow(x: Expr, exponent: Any) -> Expr:
-    if isinstance(exponent, float) and _category(x.tensor_type.dtype) < 2:
-        x = cast(x, "float32")
+    x, power = promoted(x, exponent)
     if exponent == 2:
         return call("multiply", x, x)
-    return call("sqrt", x) if exponent == 0.5 else call("power", x, number(exponent, x))
+    if _category(x.tensor_type.dtype) == 2:
+        return call("sqrt", x) if exponent == 0.5 else call("power", x, power)
+    if isinstance(exponent, Computed):
+        return _power_of_integers(x, power)
+    return _whole_power(x, exponent)
+
+
+def _whole_power(x: Expr, exponent: int) -> Expr:
+    """A power of integers, by squares."""
+    if exponent < 2:
+        return x if exponent else layer.filled(1, extents(x), x.tensor_type.dtype)
+    half = _whole_power(x, exponent // 2)
+    square = call("multiply", half, half)
+    return call("multiply", square, x) if exponent % 2 else square
+
+
+@register("pow.Tensor_Tensor", "pow.Scalar")
+def _power(x: Any, exponent: Any) -> Expr:
+    base, exponent = promoted(x, exponent)
+    if _category(base.tensor_type.dtype) == 2:
+        return call("power", base, exponent)
+    return call("left_shift", number(1, base), exponent) if x == 2 else _power_of_integers(base, exponent)
+
+
+def _power_of_integers(x: Expr, exponent: Expr) -> Expr:
+    """Powers by squares, one for each bit of the exponents; of those below 0 the whole part."""
+    kind, one, zero = x.tensor_type.dtype, number(1, x), number(0, x)
+    found: Expr = one
+    square = x
+    for bit in range(np.iinfo(kind).max.bit_length()):
+        is_set = call("not_equal", call("bitwise_and", exponent, number(1 << bit, x)), zero)
+        found = call("multiply", found, call("where", is_set, square, one))
+        square = call("multiply", square, square)
+    if kind.startswith("u"):
+        return found
+    is_fraction = call("logical_and", call("less", exponent, zero), call("not_equal", call("abs", x), one))
+    return call("where", is_fraction, zero, found)
 
 
 @register("clamp.default")

@@ -38,6 +38,15 @@ def _addmm(bias: Expr, x: Expr, y: Expr, beta: float = 1, alpha: float = 1) -> E
     return layer.add_bias(product, summand) if beta else product
 
 
+@register("addbmm.default")
+def _addbmm(bias: Expr, x: Expr, y: Expr, *, beta: float = 1, alpha: float = 1) -> Expr:
+    """The sum of a batch's products, as one product of all its matrices side by side."""
+    (batch, rows, depth), columns = extents(x), extents(y)[2]
+    left = layer.reshape(layer.transpose(x, (1, 0, 2)), (rows, batch * depth))
+    found: Expr = _addmm(bias, left, layer.reshape(y, (batch * depth, columns)), beta, alpha)
+    return found
+
+
 @register("scaled_dot_product_attention.default")
 def _attention(
     q: Expr, k: Expr, v: Expr, attn_mask: Expr | None = None, dropout_p: float = 0.0,

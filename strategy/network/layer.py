@@ -122,7 +122,11 @@ def linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
     """The product of the last axis with a weight [outputs, inputs], and a bias."""
     shape = extents(x)
     rows = reshape(x, (math.prod(shape[:-1]), shape[-1]))
-    found: Expr = call("dense", rows, weight)
+    if "float" in x.tensor_type.dtype:
+        found: Expr = call("dense", rows, weight)
+    else:
+        one = _products(*(reshape(v, (1, *extents(v))) for v in (rows, weight)), transpose_b=True)
+        found = reshape(one, extents(one)[1:])
     if bias is not None:
         found = add_bias(found, bias)
     return reshape(found, (*shape[:-1], extents(weight)[0]))
@@ -143,7 +147,7 @@ def add_bias(x: Expr, bias: Expr) -> Expr:
 
 
 def matmul(x: Expr, y: Expr) -> Expr:
-    """The product as NumPy's `matmul`."""
+    """The product as NumPy's `matmul`; sums of integers wrap around in their dtype."""
     if len(extents(y)) == 1:
         found = matmul(x, reshape(y, (-1, 1)))
         return reshape(found, extents(found)[:-1])
@@ -153,19 +157,26 @@ def matmul(x: Expr, y: Expr) -> Expr:
     if not extents(x)[-1]:
         batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])
         return filled(0, (*batch, extents(x)[-2], extents(y)[-1]), x.tensor_type.dtype)
-    if len(extents(y)) == 2 and max(extents(y)) < PROBED:
+    if len(extents(y)) == 2 and max(extents(y)) < PROBED and "float" in x.tensor_type.dtype:
         return linear(x, swap(y))
-    if len(extents(y)) == 2:  # dense takes weights of fixed sizes
+    if len(extents(y)) == 2:  # dense takes floats, and weights of fixed sizes
         shape = (*extents(x)[:-1], extents(y)[1])
         rows = reshape(x, (1, math.prod(shape[:-1]), extents(y)[0]))
-        found = call("batch_matmul", rows, reshape(y, (1, *extents(y))), transpose_a=False, transpose_b=False)
-        return reshape(found, shape)
+        return reshape(_products(rows, reshape(y, (1, *extents(y))), transpose_b=False), shape)
     batch = np.broadcast_shapes(extents(x)[:-2], extents(y)[:-2])
     operands = [
         reshape(broadcast(o, (*batch, *extents(o)[-2:])), (-1, *extents(o)[-2:])) for o in (x, y)
     ]
-    found = call("batch_matmul", *operands, transpose_a=False, transpose_b=False)
-    return reshape(found, (*batch, extents(x)[-2], extents(y)[-1]))
+    return reshape(_products(*operands, transpose_b=False), (*batch, extents(x)[-2], extents(y)[-1]))
+
+
+def _products(x: Expr, y: Expr, *, transpose_b: bool) -> Expr:
+    """A product for each entry of a batch; those of integers of 8 and 16 bits are the last bits of sums of 32."""
+    kind = x.tensor_type.dtype
+    is_narrow = kind in ("int8", "uint8", "int16", "uint16")
+    wide = "int32" if is_narrow else None
+    found: Expr = call("batch_matmul", x, y, transpose_a=False, transpose_b=transpose_b, out_dtype=wide)
+    return call("cast", found, dtype=kind) if is_narrow else found
 
 
 def convolution(

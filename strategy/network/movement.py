@@ -257,7 +257,7 @@ def turn_operand(rewriter: Rewriter, node: Call) -> Expr | None:
             args[place], turned[place] = inner, not turned[place]
     if args == list(node.args):
         return None
-    return rewriter.make("batch_matmul", *args, transpose_a=turned[0], transpose_b=turned[1])
+    return rewriter.make("batch_matmul", *args, **given | {"transpose_a": turned[0], "transpose_b": turned[1]})
 
 
 def _swapped(rewriter: Rewriter, node: Expr) -> Expr | None:

@@ -122,6 +122,13 @@ COMPUTED: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], *tuple[int,
     "a root of a higher rank": (POW, {"x": abs(normal(3))}, {"e": np.float32([[0.5]])}),
     "a power of an integer": (POW, {"x": normal(3)}, {"e": np.int64(-1)}),
     "a product of vectors": ([N("MatMul", ["x", "z"], ["y"])], {"x": normal(4), "z": normal(4)}, {}),
+    "a product of large integers": (
+        [N("MatMul", ["x", "c"], ["y"])], {"x": np.int64([[2**40, 3], [-5, 2**62]])}, {"c": np.int64([[3, 1], [-1, 4]])}
+    ),
+    "a layer of integers": (
+        [N("Gemm", ["x", "c", "d"], ["y"], transB=1)], {"x": np.int32([[1, -2, 3]])},
+        {"c": np.int32([[4, 5, 6], [7, 8, 9]]), "d": np.int32([10, 20])},
+    ),
     "an input unchanged": ([N("Identity", ["x"], ["y"])], {"x": normal(4)}, {}),
     "a pad of constants": (
         [N("Pad", ["c", "p"], ["a"]), N("Add", ["x", "a"], ["y"])], {"x": normal(4)}, {"c": normal(2), "p": [1, 1]}

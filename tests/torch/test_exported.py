@@ -170,6 +170,25 @@ COMPUTED = {
             torch.baddbmm(x[None], x[None], (x.T @ x)[None], beta=0.5),
         ), X,
     ),
+    "products of integers": (
+        lambda i, b, n, x: (
+            i @ i.T, i @ i[0], i[0] @ i.T, n @ n.T, b @ b.T, b.int() @ b.int().T, nn.functional.linear(i, i, i[:, 0]),
+            nn.functional.linear(n, n), torch.addmm(i[:, :4], i, i.T, beta=2, alpha=-3), x @ x.transpose(1, 2),
+            torch.einsum("ab,cb->ca", i, i), (i << 60) @ i.T, torch.addbmm(i[0], x, x.transpose(1, 2) @ x, beta=3),
+        ), COUNTS, COUNTS.to(torch.uint8) * 100, COUNTS.to(torch.int8) * 50, COUNTS.view(2, 2, 8),
+    ),
+    "products that are summed": (
+        lambda x: (
+            torch.addbmm(x[0, :, 0], x, x.transpose(1, 2), beta=0.5, alpha=2),
+            torch.addbmm(x[0, :, 0] * torch.nan, x[:1], x[:1].transpose(1, 2), beta=0),
+        ), IMAGE[0, :, :5],
+    ),
+    "whole powers": (
+        lambda i, n, p: (
+            i**3, n**5, i**0, n**2, 2**i, (-1) ** p, 3**i, i.pow(i), (i - 1).pow(p), n.pow(n), (i > 0) ** 2, i**2.5,
+            2 ** (p - 1), (i + 3).pow(p * 30),
+        ), COUNTS, COUNTS.to(torch.int8) * 50, COUNTS - 1,
+    ),
     "bits": (
         lambda i, b: (
             i & 3, i | (i << 2), i ^ -5, ~i, (i - 9) >> 1, 1 << i,
@@ -681,6 +700,10 @@ COMPILED = {
     ),
     **{name: COMPUTED[name] for name in ("small numbers", "small numbers of 64 bits", "signs of zeros")},
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
+    "integers that wrap around": (
+        lambda i, n, b: ((i << 60) @ i.T, n @ n.T, b @ b.T, (n.int() << 28) @ n.int().T, n**3, n.pow(n)),
+        COUNTS, COUNTS.to(torch.int8) * 50, COUNTS.to(torch.uint8) * 100,
+    ),
     "what a graph's edges send": (
         lambda x, i: (
             x[:1] + 1, torch.ones(5000, 64).index_add(0, i, x), torch.zeros(5000, 64).half().index_add(0, i, x.half()),
