@@ -63,7 +63,9 @@ def scalar(value: Any, dtype: str) -> Expr:
     return cast(value.made, dtype) if isinstance(value, Computed) else Constant(np.asarray(value, dtype))
 
 
-_OF_TRUTHS = {"add": "logical_or", "multiply": "logical_and"}
+_OF_TRUTHS = {
+    "add": "logical_or", "maximum": "logical_or", "multiply": "logical_and", "minimum": "logical_and",
+}
 _ORDERS = ("less", "less_equal", "greater", "greater_equal")
 
 
@@ -133,6 +135,24 @@ def in_float32(function: Callable[..., Expr]) -> Operator:
     return wide
 
 
+def along_axis(function: Operator) -> Operator:
+    """The operator along an axis: a tensor without axes is a row of one element, and bools are 0 and 1."""
+
+    @wraps(function)
+    def make(x: Expr, *more: Any, **named: Any) -> Any:
+        is_bool, is_row = x.tensor_type.dtype == "bool", bool(extents(x))
+        row = x if is_row else layer.reshape(x, (1,))
+        made = function(cast(row, "uint8") if is_bool else row, *more, **named)
+
+        def back(found: Expr) -> Expr:
+            found = cast(found, "bool") if is_bool and found.tensor_type.dtype == "uint8" else found
+            return found if is_row else layer.reshape(found, ())
+
+        return tuple(map(back, made)) if isinstance(made, tuple) else back(made)
+
+    return make
+
+
 def _of_floats(function: Callable[[Expr], Expr]) -> Operator:
     """A function of floats; integers and bools are taken as float32."""
     return lambda x: function(x if _category(x.tensor_type.dtype) == 2 else cast(x, "float32"))
@@ -143,13 +163,27 @@ def _of_fractions(name: str) -> Operator:
     return lambda x: call(name, x) if _category(x.tensor_type.dtype) == 2 else x
 
 
-for _name in ("relu", "silu", "hardswish", "mish", "abs", "isinf", "isnan"):
+def _of_odd_floats(name: str) -> Operator:
+    """A test for floats that are no numbers, of which integers and bools have none."""
+
+    def make(x: Expr) -> Expr:
+        is_float = _category(x.tensor_type.dtype) == 2
+        return call(name, x) if is_float else layer.filled(False, extents(x), "bool")
+
+    return make
+
+
+for _name in ("relu", "silu", "hardswish", "mish", "abs"):
     OPERATORS[f"aten.{_name}.default"] = _unary(_name)
+for _name in ("isinf", "isnan"):
+    OPERATORS[f"aten.{_name}.default"] = _of_odd_floats(_name)
 for _name in ("floor", "round", "ceil"):
     OPERATORS[f"aten.{_name}.default"] = _of_fractions(_name)
 for _name in ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos", "atan"):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(partial(call, _name))
-for _name in ("tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "lgamma", "log1p"):
+for _name in (
+    "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "i0", "lgamma", "log1p"
+):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
 OPERATORS |= dict.fromkeys(("aten.neg.default", "aten._neg_view.default"), _unary("negative"))
 for _name, _own in {
@@ -164,15 +198,16 @@ for _name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "reso
     OPERATORS[f"aten.{_name}.default"] = _same
 OPERATORS |= {
     **dict.fromkeys(("aten.matmul.default", "aten.mm.default", "aten.bmm.default"), layer.matmul),
-    "aten.reciprocal.default": lambda x: call("divide", number(1, x), x),
+    "aten.reciprocal.default": _of_floats(lambda x: call("divide", number(1, x), x)),
+    "aten.special_i0e.default": _of_floats(elementary.i0e),
     "aten.exp2.default": _of_floats(lambda x: call("power", number(2, x), x)),
     "aten.gelu.default": lambda x, approximate="none": call("gelu", x, approximate=approximate),
     "aten.leaky_relu.default": lambda x, negative_slope=0.01: call("leaky_relu", x, alpha=float(negative_slope)),
     "aten.hardsigmoid.default": lambda x: call("hardsigmoid", x, alpha=1 / 6),
     "aten.relu6.default": lambda x: call("clip", x, a_min=0.0, a_max=6.0),
     "aten.hardtanh.default": lambda x, low=-1, high=1: layer.clip(x, low, high),
-    "aten._softmax.default": lambda x, axis, half_to_float: call("softmax", x, axis=axis),
-    "aten._log_softmax.default": lambda x, axis, half_to_float: call("log_softmax", x, axis=axis),
+    "aten._softmax.default": along_axis(lambda x, axis, half_to_float: call("softmax", x, axis=axis)),
+    "aten._log_softmax.default": along_axis(lambda x, axis, half_to_float: call("log_softmax", x, axis=axis)),
 }
 
 
@@ -288,6 +323,8 @@ def _signbit(x: Expr) -> Expr:
 @register("copysign.Tensor", "copysign.Scalar")
 def _copysign(x: Any, y: Any) -> Expr:
     x, y = promoted(x, y)
+    if _category(x.tensor_type.dtype) < 2:
+        x, y = cast(x, "float32"), cast(y, "float32")
     size = call("abs", x)
     return call("where", _is_negative(y), call("negative", size), size)
 
@@ -324,6 +361,7 @@ def _hypot(x: Any, y: Any) -> Expr:
 
 
 @register("expm1.default")
+@_of_floats
 @in_float32
 def _expm1(x: Expr) -> Expr:
     """As tanh(x / 2) (exp(x) + 1), which is precise near zero."""

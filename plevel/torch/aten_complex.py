@@ -294,7 +294,10 @@ def _size(x: Complex) -> Any:
 @_register("angle.default")
 def _angle(x: Any) -> Any:
     if not isinstance(x, Complex):
-        raise NetworkError("the angle of real numbers: compute it as torch.where(x < 0, torch.pi, 0.0)")
+        x = x if "float" in x.tensor_type.dtype else cast(x, "float32")
+        zero = layer.number(0, x)
+        found = call("where", call("less", x, zero), layer.number(math.pi, x), zero)
+        return call("where", call("isnan", x), x, found)
     return OPERATORS["aten.atan2.default"](x.imaginary, x.real)
 
 

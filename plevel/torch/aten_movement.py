@@ -9,26 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import (
-    cast,
-    common_dtype,
-    dtype_named,
-    dtype_of,
-    promoted,
-    register,
-    scalar,
-    summed,
-)
+from plevel.torch.aten import cast, common_dtype, dtype_named, dtype_of, promoted, register, scalar
 from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.rewriter import extents
-from strategy.network.scatter import require_few
 from strategy.network.size import PROBED
 
 
-@register("view.default", "reshape.default", "_unsafe_view.default")
+@register("view.default", "view_copy.default", "reshape.default", "_unsafe_view.default")
 def _view(x: Expr, shape: Sequence[int]) -> Expr:
     return layer.reshape(x, shape)
 
@@ -48,7 +38,7 @@ def _squeeze(x: Expr, axes: Any = None) -> Expr:
     return layer.reshape(x, [n for i, n in enumerate(shape) if i not in gone or n != 1])
 
 
-@register("permute.default")
+@register("permute.default", "permute_copy.default")
 def _permute(x: Expr, axes: Sequence[int]) -> Expr:
     return layer.transpose(x, [axis % len(axes) for axis in axes])
 
@@ -111,6 +101,11 @@ def _slice(
     x: Expr, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Expr:
     return layer.take_slice(x, axis, start, end, step)
+
+
+@register("narrow_copy.default")
+def _narrow(x: Expr, axis: int, start: int, length: int) -> Expr:
+    return layer.take_slice(x, axis, start, start + length)
 
 
 @register("select.int")
@@ -188,7 +183,8 @@ def _pad(x: Expr, widths: Sequence[int], value: float = 0) -> Expr:
     pairs = [tuple(widths[2 * i : 2 * i + 2]) for i in range(len(widths) // 2)][::-1]
     pairs = [(0, 0)] * (rank - len(pairs)) + pairs
     for axis, (before, behind) in enumerate(pairs):
-        if isinstance(before, Computed) or isinstance(behind, Computed):
+        # `pad` has its value in float64.
+        if isinstance(before, Computed) or isinstance(behind, Computed) or value != float(value):
             x = layer.padded(x, axis, before + extents(x)[axis] + behind, scalar(before, "int64"), value)
             pairs[axis] = (0, 0)
     for axis, (before, behind) in enumerate(pairs):
@@ -229,7 +225,7 @@ def _diagonal(x: Expr, offset: int = 0, first: int = 0, second: int = 1) -> Expr
 
 @register("index_select.default")
 def _index_select(x: Expr, axis: int, indices: Expr) -> Expr:
-    return call("take", x, indices, axis=axis)
+    return call("take", x, indices, axis=axis) if extents(x) else x
 
 
 @register("index.Tensor")
@@ -266,35 +262,3 @@ def counted(indices: Expr, extent: int) -> Expr:
         return Constant(np.where(indices.value < 0, indices.value + extent, indices.value))
     below = call("less", indices, layer.number(0, indices))
     return call("where", below, call("add", indices, layer.count(extent, indices)), indices)
-
-
-@register("cumsum.default")
-def _cumsum(x: Expr, axis: int, dtype: Any = None) -> Expr:
-    return _scan("cumsum", x, axis, dtype)
-
-
-@register("cumprod.default")
-def _cumprod(x: Expr, axis: int, dtype: Any = None) -> Expr:
-    return _scan("cumprod", x, axis, dtype)
-
-
-@register("logcumsumexp.default")
-def _log_of_running_sums(x: Expr, axis: int) -> Expr:
-    """The logarithm of the running sum of exponentials, each by the greatest so far: each sees all before it."""
-    if not extents(x):
-        return x
-    axis %= len(extents(x))
-    shape, n = extents(x), extents(x)[axis]
-    if n < PROBED:
-        require_few(math.prod(e for e in shape if e < PROBED) * n, f"running sums of exponentials along an axis of {n}")
-    place, behind = layer.steps(0, n, 1, "int64"), (1,) * (len(shape) - 1 - axis)
-    seen = call("less_equal", layer.reshape(place, (n, *behind)), layer.reshape(place, (n, 1, *behind)))
-    beside = layer.reshape(x, (*shape[:axis], 1, *shape[axis:]))
-    return call("logsumexp", call("where", seen, beside, layer.number(-math.inf, x)), axis=(axis + 1,), keepdims=False)
-
-
-def _scan(name: str, x: Expr, axis: int, dtype: Any) -> Expr:
-    wanted = dtype_named(dtype, summed(x))
-    if not extents(x):  # one element
-        return cast(x, wanted)
-    return call(name, cast(x, wanted) if x.tensor_type.dtype == "bool" else x, axis=axis, dtype=wanted)

@@ -9,9 +9,8 @@ from typing import Any
 from plevel.torch.aten import OPERATORS, Operator, register
 from strategy.expr import Expr, call
 from strategy.network import layer
-from strategy.network.graph import NetworkError
 from strategy.network.layer import number
-from strategy.network.pool import largest_places, pool, sum_pool
+from strategy.network.pool import adaptive_places, largest_places, pool, sum_pool
 from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
 
@@ -77,8 +76,6 @@ for _rank in (2, 3):
 def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
     height, width = extents(x)[-2:]
     down, across = _each(size, 2)
-    if not down or not across:
-        raise NetworkError(f"output_size ({down}, {across}) has no pixels: give numbers above 0")
     if max(height, width) >= PROBED or height % down or width % across:
         return _adaptive("avg", x, (down, across))
     window = (height // down, width // across)
@@ -86,8 +83,12 @@ def _adaptive_avg_pool(x: Expr, size: Any) -> Expr:
 
 
 @register("adaptive_max_pool2d.default")
-def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr]:
-    return (_adaptive("max", x, size),)
+def _adaptive_max_pool(x: Expr, size: Any) -> tuple[Expr, Callable[[], Expr]]:
+    return _adaptive("max", x, size), partial(_adaptive_places, x, size, 2)
+
+
+def _adaptive_places(x: Expr, size: Any, rank: int) -> Expr:
+    return _back(adaptive_places(_batched(x, rank), _each(size, rank)), x, rank)
 
 
 def _adaptive(name: str, x: Expr, size: Any) -> Expr:
@@ -109,5 +110,5 @@ def _adaptive_avg_pool3d(x: Expr, size: Any) -> Expr:
 
 
 @register("adaptive_max_pool3d.default")
-def _adaptive_max_pool3d(x: Expr, size: Any) -> tuple[Expr]:
-    return (_by_planes(partial(_adaptive, "max"), x, size),)
+def _adaptive_max_pool3d(x: Expr, size: Any) -> tuple[Expr, Callable[[], Expr]]:
+    return _by_planes(partial(_adaptive, "max"), x, size), partial(_adaptive_places, x, size, 3)

@@ -10,6 +10,7 @@ import numpy as np
 from plevel.torch.aten import (
     OPERATORS,
     Operator,
+    along_axis,
     cast,
     dtype_named,
     in_float32,
@@ -19,7 +20,6 @@ from plevel.torch.aten import (
 )
 from strategy.expr import Constant, Expr, call
 from strategy.network import layer
-from strategy.network.graph import NetworkError
 from strategy.network.layer import number
 from strategy.network.rewriter import extents
 from strategy.network.size import PROBED
@@ -28,7 +28,7 @@ from strategy.network.size import PROBED
 def _reduce(name: str, **attrs: Any) -> Operator:
     def make(x: Expr, axes: Any = None, keepdim: bool = False, dtype: Any = None) -> Expr:
         x = cast(x, dtype_named(dtype, summed(x) if name in ("sum", "prod") else x.tensor_type.dtype))
-        if not extents(x) and name != "variance":  # one element, without axes
+        if not extents(x):  # one element
             return x
         found = list(range(len(extents(x)))) if axes is None or axes == [] else axes
         axis = tuple(found) if isinstance(found, list | tuple) else (found,)
@@ -38,39 +38,51 @@ def _reduce(name: str, **attrs: Any) -> Operator:
 
 
 for _name, _own in {
-    "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "amax.default": "max",
-    "amin.default": "min", "max.default": "max", "min.default": "min", "prod.default": "prod", "prod.dim_int": "prod",
+    "mean.dim": "mean", "mean.default": "mean", "sum.dim_IntList": "sum", "prod.default": "prod",
+    "prod.dim_int": "prod",
 }.items():
     OPERATORS[f"aten.{_name}"] = _reduce(_own)
+for _name in ("max", "min"):
+    OPERATORS |= dict.fromkeys((f"aten.a{_name}.default", f"aten.{_name}.default"), along_axis(_reduce(_name)))
 
 
-def _place(name: str, x: Expr, axis: int | None, keepdim: bool) -> Expr:
-    return call(name, x, axis=None if axis is None else (axis,), keepdims=keepdim, dtype="int64")
+def _place_of(name: str) -> Operator:
+    def make(x: Expr, axis: int | None = None, keepdim: bool = False) -> Expr:
+        return call(name, x, axis=None if axis is None else (axis,), keepdims=keepdim, dtype="int64")
+
+    return along_axis(make)
 
 
-OPERATORS |= {
-    "aten.argmax.default": lambda x, axis=None, keepdim=False: _place("argmax", x, axis, keepdim),
-    "aten.argmin.default": lambda x, axis=None, keepdim=False: _place("argmin", x, axis, keepdim),
-}
+def _extreme_with_place(name: str) -> Operator:
+    def make(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
+        return call(name, x, axis=(axis,), keepdims=keepdim), _place_of(f"arg{name}")(x, axis, keepdim)
+
+    return along_axis(make)
 
 
-@register("max.dim")
-def _max(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
-    return call("max", x, axis=(axis,), keepdims=keepdim), _place("argmax", x, axis, keepdim)
-
-
-@register("min.dim")
-def _min(x: Expr, axis: int, keepdim: bool = False) -> tuple[Expr, Expr]:
-    return call("min", x, axis=(axis,), keepdims=keepdim), _place("argmin", x, axis, keepdim)
+for _name in ("max", "min"):
+    OPERATORS[f"aten.arg{_name}.default"] = _place_of(f"arg{_name}")
+    OPERATORS[f"aten.{_name}.dim"] = _extreme_with_place(_name)
 
 
 @register("var.correction")
+@along_axis
 def _variance(x: Expr, axes: Any = None, correction: float | None = None, keepdim: bool = False) -> Expr:
     correction = 1 if correction is None else correction
-    if correction not in (0, 1):
-        raise NetworkError(f"a variance with correction {correction:g}: plevel has 0 and 1")
-    found: Expr = _reduce("variance", unbiased=correction == 1)(x, axes, keepdim)
+    if correction in (0, 1):
+        found: Expr = _reduce("variance", unbiased=correction == 1)(x, axes, keepdim)
+    else:
+        found = _corrected_variance(x, axes, keepdim, correction)
     return found
+
+
+@in_float32
+def _corrected_variance(x: Expr, axes: Any, keepdim: bool, correction: float) -> Expr:
+    """The sum of squared deviations divided by the number of elements less the correction, or by 0 if that is less."""
+    found: Expr = _reduce("variance", unbiased=False)(x, axes, keepdim)
+    count = layer.count(math.prod(extents(x)) // math.prod(extents(found)), found)
+    rest = call("relu", call("subtract", count, number(correction, found)))
+    return call("multiply", found, call("divide", count, rest))
 
 
 @register("var_mean.correction")

@@ -157,11 +157,12 @@ def _scatter_reduce(
 def _index_reduce(
     x: Expr, axis: int, index: Expr, source: Expr, reduce: str, *, include_self: bool = True
 ) -> Expr:
-    axis %= len(extents(x))
+    row, source = (layer.reshape(v, extents(v) or (1,)) for v in (x, source))
+    axis %= len(extents(row))
     shape = extents(source)
     beside = layer.reshape(index, (shape[axis], *(1,) * (len(shape) - 1 - axis)))
-    found: Expr = _scatter_reduce(x, axis, layer.broadcast(beside, shape), source, reduce, include_self=include_self)
-    return found
+    found = _scatter_reduce(row, axis, layer.broadcast(beside, shape), source, reduce, include_self=include_self)
+    return layer.reshape(found, extents(x))
 
 
 @register("masked_scatter.default")
@@ -170,7 +171,8 @@ def _masked_scatter(x: Expr, mask: Expr, source: Expr) -> Expr:
 
     A mask that is the same along the last axes counts rows, as where images take their places among a text's tokens.
     """
-    shape, rank = extents(x), len(extents(x))
+    shape = np.broadcast_shapes(extents(x), extents(mask))
+    rank, x = len(shape), layer.broadcast(x, shape)
     if isinstance(mask, Call) and mask.op.name == "broadcast_to":
         mask = mask.args[0]
     own = (1,) * (rank - len(extents(mask))) + extents(mask)

@@ -205,3 +205,49 @@ def _exponentials(x: Expr, name: str) -> Expr:
     """Half a sum or difference of exponentials, by squares of exp(x / 2), which overflow only where the result does."""
     halves = (call("exp", _times(x, f)) for f in (0.5, -0.5))
     return call(name, *(call("multiply", _times(h, 0.5), h) for h in halves))
+
+
+# I₀(x) exp(-x) as Chebyshev series, of x / 2 - 2 up to 8, and, times √x, of 32 / x - 2 beyond: S. Moshier, Cephes.
+_I0 = (
+    -4.4153416464793395e-18, 3.3307945188222384e-17, -2.431279846547955e-16, 1.715391285555133e-15,
+    -1.1685332877993451e-14, 7.676185498604936e-14, -4.856446783111929e-13, 2.95505266312964e-12,
+    -1.726826291441556e-11, 9.675809035373237e-11, -5.189795601635263e-10, 2.6598237246823866e-09,
+    -1.300025009986248e-08, 6.046995022541919e-08, -2.670793853940612e-07, 1.1173875391201037e-06,
+    -4.4167383584587505e-06, 1.6448448070728896e-05, -5.754195010082104e-05, 0.00018850288509584165,
+    -0.0005763755745385824, 0.0016394756169413357, -0.004324309995050576, 0.010546460394594998,
+    -0.02373741480589947, 0.04930528423967071, -0.09490109704804764, 0.17162090152220877, -0.3046826723431984,
+    0.6767952744094761,
+), (
+    -7.233180487874754e-18, -4.830504485944182e-18, 4.46562142029676e-17, 3.461222867697461e-17,
+    -2.8276239805165836e-16, -3.425485619677219e-16, 1.7725601330565263e-15, 3.8116806693526224e-15,
+    -9.554846698828307e-15, -4.150569347287222e-14, 1.54008621752141e-14, 3.8527783827421426e-13,
+    7.180124451383666e-13, -1.7941785315068062e-12, -1.3215811840447713e-11, -3.1499165279632416e-11,
+    1.1889147107846439e-11, 4.94060238822497e-10, 3.3962320257083865e-09, 2.266668990498178e-08,
+    2.0489185894690638e-07, 2.8913705208347567e-06, 6.889758346916825e-05, 0.0033691164782556943,
+    0.8044904110141088,
+)
+
+
+@_in_float32
+def i0(x: Expr) -> Expr:
+    """The modified Bessel function I₀."""
+    return call("multiply", call("exp", call("abs", x)), i0e(x))
+
+
+@_in_float32
+def i0e(x: Expr) -> Expr:
+    """I₀(x) exp(-|x|)."""
+    size = call("abs", x)
+    near, far = (call("subtract", v, number(2, x)) for v in (_times(size, 0.5), call("divide", number(32, x), size)))
+    small, large = (_chebyshev(factors, at) for factors, at in zip(_I0, (near, far), strict=True))
+    return call("where", call("less_equal", size, number(8, x)), small, call("divide", large, _root(size)))
+
+
+def _chebyshev(factors: Sequence[float], x: Expr) -> Expr:
+    """The value at x / 2 of a series of Chebyshev polynomials, whose highest one stands first, by Clenshaw's sums."""
+    found: Expr = number(factors[0], x)
+    before: Expr = number(0, x)
+    for factor in factors[1:-1]:
+        found, before = call("add", call("subtract", call("multiply", x, found), before), number(factor, x)), found
+    last = call("add", call("multiply", x, found), number(factors[-1], x))
+    return _times(call("subtract", last, _times(before, 2)), 0.5)

@@ -92,6 +92,49 @@ def sum_pool(
     return call("multiply", mean, number(math.prod(size), mean))
 
 
+def adaptive_places(x: Expr, size: Sequence[int]) -> Expr:
+    """The place of the largest element of each window of an adaptive pool, as `largest_places` gives it.
+
+    A window is a product of its sides: along the last axis, then across it. Of equals the first is in the first row.
+    """
+    image = extents(x)[2:]
+    _require_fixed(image)
+    found: Expr | None = None
+    for axis, n, wanted in reversed([*zip(range(2, len(extents(x))), image, size, strict=True)]):
+        begins = np.arange(wanted) * n // wanted
+        ends = -(-(np.arange(wanted) + 1) * n // wanted)
+        # Shorter windows have their last element several times.
+        behind = np.arange((ends - begins).max())
+        seen = call("take", x, Constant(np.minimum(begins[:, None] + behind, ends[:, None] - 1)), axis=axis)
+        step = layer.reshape(_largest_along(seen, axis + 1), (*extents(seen)[: axis + 1], *extents(seen)[axis + 2 :]))
+        beside = (wanted, *(1,) * (len(extents(x)) - 1 - axis))
+        first, last = (Constant(n.reshape(beside)) for n in (begins, ends - 1))
+        place = call("minimum", call("add", step, first), last)
+        x = call("gather", x, place, axis=axis)
+        if found is None:
+            found = place
+        else:
+            rows = call("multiply", place, number(math.prod(image[axis - 1 :]), place))
+            found = call("add", rows, call("gather", found, place, axis=axis))
+    assert found is not None
+    return found
+
+
+def _largest_along(x: Expr, axis: int) -> Expr:
+    """The place of the largest element along an axis, which is kept: of equals the first, of NaN the last."""
+    about = {"axis": (axis,), "keepdims": True}
+    missing = call("cast", call("isnan", x), dtype="int32")
+    behind = call("argmax", call("reverse", missing, axis=axis), dtype="int64", **about)
+    last = call("subtract", number(extents(x)[axis] - 1, behind), behind)
+    is_missing = call("cast", call("max", missing, **about), dtype="bool")
+    return call("where", is_missing, last, call("argmax", x, dtype="int64", **about))
+
+
+def _require_fixed(image: Sequence[int]) -> None:
+    if max(image) >= PROBED:
+        raise NetworkError("places in images of a symbolic size: export the model with that size fixed")
+
+
 def largest_places(
     x: Expr, *, size: Sequence[int], strides: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     ceil_mode: bool, by_columns: bool = False,
@@ -104,8 +147,7 @@ def largest_places(
         by_columns: places count along the first axis first.
     """
     rank, image, kind = len(size), extents(x)[2:], x.tensor_type.dtype
-    if max(image) >= PROBED:
-        raise NetworkError("places in images of a symbolic size: export the model with that size fixed")
+    _require_fixed(image)
     sides = sides_to_end(image, size, strides, dilation, padding) if ceil_mode else padding
     least = -math.inf if "float" in kind else int(np.iinfo(kind).min)
     around = ((0, 0), (0, 0), *zip(sides[:rank], sides[rank:], strict=True))

@@ -159,7 +159,12 @@ COMPUTED = {
     ),
     "integers promoted": (lambda i: (i + 0.5, 0.5 - i, i * 1.0, torch.where(i > 1, i, 0.5)), COUNTS),
     "alpha": (lambda x, i: (torch.add(x, i, alpha=0.5), torch.sub(i, x, alpha=3), torch.add(i, i, alpha=3)), X, COUNTS),
-    "functions of integers": (lambda i: (i.sqrt(), i.exp(), (i > 0).sigmoid(), i**0.5, i**2, i.float().sin()), COUNTS),
+    "functions of integers": (
+        lambda i: (
+            i.sqrt(), i.exp(), (i > 0).sigmoid(), i**0.5, i**2, i.float().sin(), i.reciprocal(), i.expm1(), i.isnan(),
+            i.isinf(), (i > 0).isnan(), i.isfinite(), i.copysign(1 - i), torch.heaviside(i - 1, i),
+        ), COUNTS,
+    ),
     "long ranges": (lambda i: (torch.arange(0, 300_000, 0.5), torch.arange(0.5, 300_000), i + 1), COUNTS),
     "numbers as tensors": (lambda i: (i + torch.full((8,), 3), i + torch.arange(0, 4, 0.5)), COUNTS),
     "a part longer than its axis": (lambda x: (x[:, :1_000_000] * 2, x[-1_000_000:] * 2), X),
@@ -188,6 +193,35 @@ COMPUTED = {
             i**3, n**5, i**0, n**2, 2**i, (-1) ** p, 3**i, i.pow(i), (i - 1).pow(p), n.pow(n), (i > 0) ** 2, i**2.5,
             2 ** (p - 1), (i + 3).pow(p * 30),
         ), COUNTS, COUNTS.to(torch.int8) * 50, COUNTS - 1,
+    ),
+    "one element without axes": (
+        lambda x, i, p: (
+            x.softmax(0), x.log_softmax(-1), *x.max(0), *x.min(-1, keepdim=True), x.argmax(0), x.argmin(), *x.topk(1),
+            *x.sort(0), *i.sort(descending=True), *x.median(0, keepdim=True), *x.nanmedian(0), *x.kthvalue(1),
+            x.var(correction=0), x.std(), *torch.var_mean(x, 0), x.amax(0), x.cumsum(0), x.cumprod(-1),
+            x.logcumsumexp(0), *x.cummax(0), *i.cummin(0), x.index_select(0, p), i.max(), *i.mode(),
+            x.index_reduce(0, p, x, "mean"),
+        ), torch.tensor(0.5), torch.tensor(3), torch.tensor([0]),
+    ),
+    "bools that are ranked": (
+        lambda b: (
+            b.max(), b.amin(1), *b.max(1), *b.min(0, keepdim=True), *b.sort(1, descending=True), b.argsort(0),
+            *b.cummax(1), *b.cummin(0), b.cumsum(1, dtype=torch.uint8), b.maximum(b[0]), b.minimum(b[:, :1]),
+        ), COUNTS > 0,
+    ),
+    "variances with any correction": (
+        lambda x: (
+            x.var(1, correction=2.5), x.std(0, correction=-1), x.var((0, 1), correction=40), x[0].var(0, correction=8),
+            (x[0] * 0).std(0, correction=9), *torch.var_mean(x, 1, correction=3, keepdim=True),
+        ), X.sin(),
+    ),
+    "elements that are the most frequent": (
+        lambda x, i: (*i.mode(1), *i.mode(0, keepdim=True), *x.mode(0), *(i > 0).mode(), *x.round().mode(1)), X, COUNTS,
+    ),
+    "Bessel functions": (lambda x, i: (x.i0(), torch.special.i0e(x * 20), (x.double() * 5).i0(), i.i0()), X, COUNTS),
+    "angles of real numbers": (lambda x, i: (x.angle(), (i - 1).angle()), ODD, COUNTS),
+    "copies of views": (
+        lambda x: (torch.view_copy(x, (8, 4)), torch.permute_copy(x, (1, 0)), torch.narrow_copy(x, 1, 2, 3)), X,
     ),
     "bits": (
         lambda i, b: (
@@ -241,7 +275,7 @@ COMPUTED = {
             x.masked_scatter(m, x * 2), x.masked_scatter(m[:, :1], x[1:]),
             x.masked_scatter(m[:, :1].expand(4, 8), X[0]),
             x.view(2, 2, 8).masked_scatter(n[:, None].expand(2, 2, 8), x), x.masked_scatter(m[1], x.flatten() + 1),
-            x.view(4, 1, 8).masked_scatter(m[:, :1, None], x),
+            x.view(4, 1, 8).masked_scatter(m[:, :1, None], x), x[0].masked_scatter(m, x),
         ), X, torch.tensor([0, 1, 1, 0, 0, 1, 0, 1]).bool() & (X > -3) & (X < 3), torch.tensor([[False], [True]]),
     ),
     "values that are claimed": (lambda x, i: (torch._check(i.max().item() <= 3), x + i)[1], X, COUNTS),
@@ -301,6 +335,17 @@ COMPUTED = {
             f(x, size) for f in (nn.functional.adaptive_avg_pool3d, nn.functional.adaptive_max_pool3d)
             for size in (1, (2, 3, 2), (3, 4, 6))
         ], IMAGE,
+    ),
+    "places of adaptive pools": (
+        lambda x, y: [
+            *nn.functional.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+            *nn.functional.adaptive_max_pool2d(x[0], (4, 7), return_indices=True),
+            *nn.functional.adaptive_max_pool2d(y, (3, 4), return_indices=True),
+            *nn.functional.adaptive_max_pool2d(y * 0, 1, return_indices=True),
+            *nn.functional.adaptive_max_pool1d(x[0], 4, return_indices=True),
+            *nn.functional.adaptive_max_pool3d(x[:, None], (3, 1, 4), return_indices=True),
+            *nn.functional.adaptive_max_pool3d(y, (1, 2, 2), return_indices=True),
+        ], IMAGE, torch.tensor([torch.nan, -torch.inf, 2, 2]).repeat(3, 5)[None, None, :, :6],
     ),
     "pools of one image": (
         lambda x: (
@@ -591,6 +636,9 @@ COMPUTED = {
             nn.functional.conv1d(x[0, :, :, 0], x[0, :, :, 1, :3], padding="valid"),
         ], IMAGE.view(1, 2, 4, 6, 6),
     ),
+    "integers beside an axis that float64 lacks": (
+        lambda i: [nn.functional.pad(i, (1, 2), value=2**53 + 1) - n for n in (2**53, 2**53 + 1)], COUNTS
+    ),
     "values of no elements": (
         lambda x: (
             torch.cat([(x[:0] * 2)[:, None], x[:, None]]), torch.cat([x @ x[:0].T, x @ x.T], 1).softmax(1),
@@ -699,7 +747,7 @@ COMPILED = {
         lambda x: (x.asinh(), x.acosh(), (-x).asinh(), x.log1p()), torch.tensor([math.inf, 3e38, 1e38, 3e8, 2e8, 9, 1]),
     ),
     **{name: COMPUTED[name] for name in ("small numbers", "small numbers of 64 bits", "signs of zeros")},
-    "no variance": (lambda x: (x.var(0), x.var(0, correction=0)), torch.ones(1, 6)),
+    "no variance": (lambda x: (x.var(0), x.var(0, correction=0), x.var(0, correction=3)), torch.ones(1, 6)),
     "integers that wrap around": (
         lambda i, n, b: ((i << 60) @ i.T, n @ n.T, b @ b.T, (n.int() << 28) @ n.int().T, n**3, n.pow(n)),
         COUNTS, COUNTS.to(torch.int8) * 50, COUNTS.to(torch.uint8) * 100,
@@ -747,16 +795,14 @@ def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype)
 
 REFUSED = {
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
-    "its output 1 is used": (lambda x: adaptive_max_pool2d(x, 2, return_indices=True), torch.ones(1, 2, 4, 4)),
+    "its output 1 is used": (lambda x: torch.native_layer_norm(x, [8], None, None, 1e-5), X),
     "it returns complex.*, of complex numbers": (lambda x: torch.complex(x, x), X),
-    "the angle of real numbers": (torch.angle, X),
     "a spectrogram of complex numbers": (
         lambda x: torch.stft(torch.complex(x, x), 8, window=torch.ones(8), return_complex=True).abs(), X
     ),
     "complex numbers, of which plevel has no such": (lambda x: torch.fft.rfft(x).tan().real, X),
     "a transform of 5000 numbers": (lambda x: torch.fft.rfft(x, 5000).abs(), X),
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
-    "output_size \\(0, 2\\) has no pixels": (lambda x: adaptive_avg_pool2d(x, (0, 2)), IMAGE),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
     "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),

@@ -48,6 +48,12 @@ COMPILED = {
             *apart(x).topk(4, 0, largest=False), *apart(x).kthvalue(2, 0), apart(x).argmax(0), apart(x).argmin(0),
         ), X, {0: ROWS},
     ),
+    "integers, powers and variances": (
+        lambda x: (
+            (i := (x * 3).round().long()) @ i.T, i.T @ i, nn.functional.linear(i, i[:3]), x.var(0, correction=2.5),
+            x.sin() ** x.shape[0], i.mode(0)[0], i.pow(2), i**3,
+        ), X, {0: ROWS},
+    ),
     "medians": (
         lambda x: (
             *apart(x).median(0), x.median(), *apart(x).T.nanmedian(1, keepdim=True), x.round().long().median(0)[0],
