@@ -20,12 +20,13 @@ from torch.fx import GraphModule
 
 import plevel.torch.aten_grouping
 import plevel.torch.aten_layer
+import plevel.torch.aten_matrix
 import plevel.torch.aten_movement
 import plevel.torch.aten_order
 import plevel.torch.aten_pool
 import plevel.torch.aten_reduction
 import plevel.torch.aten_sampling
-import plevel.torch.aten_writing  # noqa: F401  # all eight register their operators
+import plevel.torch.aten_writing  # noqa: F401  # all nine register their operators
 from plevel.comparison import Reference, UnfitError
 from plevel.torch.aten import OPERATORS
 from plevel.torch.aten_complex import COMPLEX, Complex, call_complex, is_complex
@@ -160,6 +161,14 @@ def _zeros(shape: Any, _strides: Any = None, *, dtype: Any = None, device: Any =
     return aten.full.default(shape, 0.0, dtype=dtype, device=device)
 
 
+def _inverse(matrix: Any) -> Any:
+    return aten.linalg_inv_ex.default(matrix)[0]
+
+
+def _solution(matrix: Any, right: Any, *, left: bool = True) -> Any:
+    return aten._linalg_solve_ex.default(matrix, right, left=left)[0]
+
+
 def _linspace(start: Any, end: Any, steps: Any, **about: Any) -> Any:
     """PyTorch's parts round otherwise than PyTorch itself, which computes a range that is fixed."""
     if all(isinstance(n, int | float) for n in (start, end, steps)):
@@ -180,6 +189,9 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table[aten.empty.memory_format] = _zeros
     table[aten.empty_permuted.default] = table[aten.empty_strided.default] = _zeros
     table[aten.linspace.default] = _linspace
+    # Without the check for singular matrices, which a library, whose outputs are numbers alone, does not make.
+    table[aten.linalg_inv.default] = table[aten.inverse.default] = _inverse
+    table[aten.linalg_solve.default] = _solution
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]
     table.update(quantized_parts(program.graph.nodes))

@@ -264,6 +264,14 @@ COMPUTED = {
             )
         ], X, ODD, COUNTS,
     ),
+    "inverses, solutions and determinants": (
+        lambda x, y: (
+            torch.linalg.inv(x), torch.linalg.solve(x, y), torch.linalg.solve(x, y[..., 0]),
+            torch.linalg.solve(x[0], y[0, :, 0]), torch.linalg.solve(x, y.mT, left=False), torch.linalg.solve(x[0], y),
+            torch.linalg.det(x), x[1].det(), (x * 0 + 1).det(), x.logdet().nan_to_num(-1), *torch.linalg.slogdet(x),
+            torch.linalg.inv(x[:, 1:2, :1]),
+        ), torch.arange(75.0).view(3, 5, 5).square().sin() * (1 - torch.eye(5)), torch.arange(30.0).view(3, 5, 2).cos(),
+    ),
     "axes apart that are indexed": (
         lambda x, i, j: (
             x[i, :, j], x[:, i, :, j], x[i[:, None], :, :, j] * 2, put(x, (slice(None), i, slice(None), j), 9.0),
@@ -813,6 +821,7 @@ REFUSED = {
         lambda x, i: x.index_reduce(0, i, x, "amax"), torch.zeros(10_000, 64), torch.zeros(10_000, dtype=torch.int64),
     ),
     "it returns no tensor": (lambda x: 3, X),
+    "equations of 17 unknowns: plevel solves": (torch.linalg.inv, torch.eye(17)),
     "item.*depends on values: keep it a tensor": (lambda x, n: x * n.item(), X, torch.tensor(2.5)),
     "axis 0 of full has the size u0, which depends on values": (lambda n: torch.zeros(n.item(), 3), torch.tensor(3)),
     "PyTorch cannot decompose it": (torch.func.grad(lambda x: (x**2).sum()), X),
