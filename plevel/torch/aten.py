@@ -59,8 +59,11 @@ def _operand(value: Any, like: Expr) -> Expr:
 
 
 def scalar(value: Any, dtype: str) -> Expr:
-    """A number as a tensor, computed at the call if it depends on symbolic sizes."""
-    return cast(value.made, dtype) if isinstance(value, Computed) else Constant(np.asarray(value, dtype))
+    """A number as a tensor, computed at the call if it depends on symbolic sizes; a whole one wraps around."""
+    if isinstance(value, Computed):
+        return cast(value.made, dtype)
+    is_whole = "int" in dtype and isinstance(value, int)
+    return Constant(np.asarray(value, "int64" if is_whole else dtype).astype(dtype))
 
 
 _OF_TRUTHS = {
@@ -77,7 +80,7 @@ def _binary(name: str) -> Operator:
             return cast(make(cast(x, "float32"), y), x.tensor_type.dtype)
         left, right = promoted(x, y)
         if alpha != 1:
-            right = call("multiply", right, number(alpha, right))
+            right = call("multiply", right, scalar(alpha, right.tensor_type.dtype))
         if left.tensor_type.dtype == "bool":
             if name in _OF_TRUTHS:
                 return call(_OF_TRUTHS[name], left, right)
@@ -185,7 +188,6 @@ for _name in (
     "tan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "i0", "lgamma", "log1p"
 ):
     OPERATORS[f"aten.{_name}.default"] = _of_floats(getattr(elementary, _name))
-OPERATORS |= dict.fromkeys(("aten.neg.default", "aten._neg_view.default"), _unary("negative"))
 for _name, _own in {
     "add": "add", "sub": "subtract", "mul": "multiply", "eq": "equal", "ne": "not_equal",
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "remainder": "floor_mod",
@@ -240,8 +242,14 @@ def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
 def _fmod(x: Expr, y: Any) -> Expr:
     """The remainder with the sign of x."""
     left, right = promoted(x, y)
-    rest = call("floor_mod", call("abs", left), call("abs", right))
-    return call("where", call("less", left, number(0, left)), call("negative", rest), rest)
+    zero = number(0, left)
+    if _category(left.tensor_type.dtype) == 2:
+        rest = call("floor_mod", call("abs", left), call("abs", right))
+        return call("where", call("less", left, zero), call("negative", rest), rest)
+    rest = call("floor_mod", left, right)  # the least integer has no absolute value
+    signs = call("logical_xor", *(call("less", v, zero) for v in (left, right)))
+    is_other = call("logical_and", call("not_equal", rest, zero), signs)
+    return call("where", is_other, call("subtract", rest, right), rest)
 
 
 @register("trunc.default")
@@ -259,6 +267,12 @@ def _round_decimals(x: Expr, *, decimals: int = 0) -> Expr:
     power = number(10 ** abs(decimals), x)
     before, behind = ("multiply", "divide") if decimals > 0 else ("divide", "multiply")
     return call(behind, call("round", call(before, x, power)), power)
+
+
+@register("neg.default", "_neg_view.default")
+def _negative(x: Expr) -> Expr:
+    is_unsigned = x.tensor_type.dtype.startswith("uint")
+    return call("subtract", number(0, x), x) if is_unsigned else call("negative", x)
 
 
 @register("sign.default")
@@ -334,7 +348,7 @@ def _extreme_number(name: str) -> Operator:
 
     def make(x: Any, y: Any) -> Expr:
         x, y = promoted(x, y)
-        found = call(name, x, y)
+        found: Expr = _binary(name)(x, y)
         if _category(x.tensor_type.dtype) < 2:
             return found
         return call("where", call("isnan", x), y, call("where", call("isnan", y), x, found))
@@ -442,8 +456,8 @@ def _clamp(x: Expr, low: Any = None, high: Any = None) -> Expr:
 
 @register("clamp.Tensor")
 def _clamp_tensor(x: Expr, low: Any = None, high: Any = None) -> Expr:
-    x = x if low is None else call("maximum", *promoted(x, low))
-    return x if high is None else call("minimum", *promoted(x, high))
+    x = x if low is None else _binary("maximum")(x, low)
+    return x if high is None else _binary("minimum")(x, high)
 
 
 def dtype_named(given: Any, default: str) -> str:

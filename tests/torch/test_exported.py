@@ -223,6 +223,14 @@ COMPUTED = {
     "copies of views": (
         lambda x: (torch.view_copy(x, (8, 4)), torch.permute_copy(x, (1, 0)), torch.narrow_copy(x, 1, 2, 3)), X,
     ),
+    "numbers that wrap around": (
+        lambda b, n, t: (
+            b == 300, b < 300, b + 300, b * -1, b > -1, b & -2, b // -1, b % -3, -b, torch.where(b > 100, b, -1),
+            n & 255, n == 200, b.masked_fill(b > 0, -1), torch.add(b, b, alpha=-3), torch.full_like(b, -1),
+            t.clamp_max(t[0]), t.clamp_min(t[1]), t.fmax(t[0]), b.fmod(b[0] + 70), torch.fmod(n | -128, 3),
+            torch.fmod(n | -128, -n - 1), torch.div(n | -128, 3, rounding_mode="trunc"),
+        ), COUNTS.to(torch.uint8) * 100, COUNTS.to(torch.int8) * 50, COUNTS > 0,
+    ),
     "bits": (
         lambda i, b: (
             i & 3, i | (i << 2), i ^ -5, ~i, (i - 9) >> 1, 1 << i,
@@ -826,7 +834,6 @@ REFUSED = {
     "axis 0 of full has the size u0, which depends on values": (lambda n: torch.zeros(n.item(), 3), torch.tensor(3)),
     "PyTorch cannot decompose it": (torch.func.grad(lambda x: (x**2).sum()), X),
     "randn_like": (lambda x: x + torch.randn_like(x), X),
-    "out of bounds for uint8": (lambda x: x == 300, COUNTS.to(torch.uint8)),
 }
 
 
