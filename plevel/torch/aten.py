@@ -278,8 +278,11 @@ def _negative(x: Expr) -> Expr:
 @register("sign.default")
 def _sign(x: Expr) -> Expr:
     """0 of NaN, too."""
+    kind = x.tensor_type.dtype
+    if kind == "bool" or kind.startswith("uint"):
+        return cast(truth(x), kind)
     found = call("sign", x)
-    return call("where", call("isnan", x), number(0, x), found) if _category(x.tensor_type.dtype) == 2 else found
+    return call("where", call("isnan", x), number(0, x), found) if _category(kind) == 2 else found
 
 
 def _logarithm(base: int) -> Operator:

@@ -180,6 +180,7 @@ def _repeat(x: Expr, times: Sequence[int]) -> Expr:
 def _pad(x: Expr, widths: Sequence[int], value: float = 0) -> Expr:
     """`widths` has the last axis first, two numbers for each; one below 0 takes elements away."""
     rank = len(extents(x))
+    value = float(bool(value)) if x.tensor_type.dtype == "bool" else value
     pairs = [tuple(widths[2 * i : 2 * i + 2]) for i in range(len(widths) // 2)][::-1]
     pairs = [(0, 0)] * (rank - len(pairs)) + pairs
     for axis, (before, behind) in enumerate(pairs):

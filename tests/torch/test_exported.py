@@ -227,8 +227,8 @@ COMPUTED = {
         lambda b, n, t: (
             b == 300, b < 300, b + 300, b * -1, b > -1, b & -2, b // -1, b % -3, -b, torch.where(b > 100, b, -1),
             n & 255, n == 200, b.masked_fill(b > 0, -1), torch.add(b, b, alpha=-3), torch.full_like(b, -1),
-            t.clamp_max(t[0]), t.clamp_min(t[1]), t.fmax(t[0]), b.fmod(b[0] + 70), torch.fmod(n | -128, 3),
-            torch.fmod(n | -128, -n - 1), torch.div(n | -128, 3, rounding_mode="trunc"),
+            b.sign(), t.sign(), t.clamp_max(t[0]), t.clamp_min(t[1]), t.fmax(t[0]), b.fmod(b[0] + 70),
+            torch.fmod(n | -128, 3), torch.fmod(n | -128, -n - 1), torch.div(n | -128, 3, rounding_mode="trunc"),
         ), COUNTS.to(torch.uint8) * 100, COUNTS.to(torch.int8) * 50, COUNTS > 0,
     ),
     "bits": (
@@ -431,7 +431,8 @@ COMPUTED = {
     ),
     "shapes": (
         lambda x: (
-            nn.functional.pad(x, (1, 2, 3, 0), value=1.5), nn.functional.pad(x, (-1, 2)), x.repeat(2, 1, 3), x.tril(-1),
+            nn.functional.pad(x, (1, 2, 3, 0), value=1.5), nn.functional.pad(x > 0, (1, 2), value=True),
+            nn.functional.pad(x, (-1, 2)), x.repeat(2, 1, 3), x.tril(-1),
             x.triu(1), torch.cat([torch.tensor([]), x], -2), torch.tile(x, (2,)),
             x.repeat_interleave(2, 1), torch.stack([x, x], 1), *x.chunk(3, 1),
         ),
