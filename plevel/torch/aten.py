@@ -334,7 +334,7 @@ def _is_negative(x: Expr) -> Expr:
 
 @register("signbit.default")
 def _signbit(x: Expr) -> Expr:
-    return _is_negative(x) if _category(x.tensor_type.dtype) == 2 else call("less", x, number(0, x))
+    return _is_negative(x) if _category(x.tensor_type.dtype) == 2 else _binary("less")(x, 0)
 
 
 @register("copysign.Tensor", "copysign.Scalar")

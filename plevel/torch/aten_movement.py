@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from plevel.torch.aten import cast, common_dtype, dtype_named, dtype_of, promoted, register, scalar
+from plevel.torch.aten import (
+    OPERATORS,
+    cast,
+    common_dtype,
+    dtype_named,
+    dtype_of,
+    promoted,
+    register,
+    scalar,
+)
 from plevel.torch.symbol import Computed
 from strategy.expr import Constant, Expr, Tuple, call
 from strategy.network import layer
@@ -135,6 +144,9 @@ def _where(condition: Expr, x: Any, y: Any) -> Expr:
 @register("_to_copy.default")
 def _to_copy(x: Expr, dtype: Any = None, **_: Any) -> Expr:
     return cast(x, dtype_named(dtype, x.tensor_type.dtype))
+
+
+OPERATORS["prims.convert_element_type.default"] = _to_copy
 
 
 @register("full.default")

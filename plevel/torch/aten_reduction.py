@@ -120,8 +120,9 @@ def _norm(x: Expr, axes: Any, keepdim: bool) -> Expr:
 
 @register("any.default", "any.dim", "any.dims")
 def _any(x: Expr, axes: Any = None, keepdim: bool = False) -> Expr:
+    """In uint8 of that dtype, as PyTorch has it."""
     found: Expr = _reduce("any")(truth(x), axes, keepdim)
-    return found
+    return cast(found, "uint8") if x.tensor_type.dtype == "uint8" else found
 
 
 @register("_cdist_forward.default")

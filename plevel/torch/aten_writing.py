@@ -84,7 +84,7 @@ def _as_strided_scatter(
 
 @register("index_put.default")
 def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate: bool = False) -> Expr:
-    """Elements by tensors of indices, or by a mask if one number is written."""
+    """Elements by tensors of indices, or by a mask."""
     given = [(axis, i) for axis, i in enumerate(indices) if i is not None]
     if any(i.tensor_type.dtype == "bool" for _, i in given):
         return _masked(x, given, values, accumulate)
@@ -109,12 +109,25 @@ def _index_put(x: Expr, indices: Sequence[Expr | None], values: Expr, accumulate
 
 
 def _masked(x: Expr, given: Sequence[tuple[int, Expr]], values: Expr, accumulate: bool) -> Expr:
+    """The elements where a mask is true, all of them alike, or each by a row of the values, in their order."""
     (axis, mask), *more = given
-    if more or axis or math.prod(extents(values)) != 1:
-        raise NetworkError("values are written by a mask: which goes where depends on the mask's values")
-    mask = layer.reshape(mask, (*extents(mask), *(1,) * (len(extents(x)) - len(extents(mask)))))
-    value = layer.reshape(cast(values, x.tensor_type.dtype), ())
-    return call("where", mask, call("add", x, value) if accumulate else value, x)
+    if more:
+        raise NetworkError("values are written by a mask and other indices: which goes where depends on its values")
+    rank, own = len(extents(x)), len(extents(mask))
+    axes = [*range(axis, axis + own), *range(axis), *range(axis + own, rank)]
+    into = layer.transpose(x, axes) if axis else x
+    chosen = layer.reshape(mask, (*extents(mask), *(1,) * (rank - own)))
+    # An axis of the values stands for all of the mask's, and is moved to the front with these.
+    count = rank - own + 1
+    source = layer.reshape(cast(values, x.tensor_type.dtype), (1,) * (count - len(extents(values))) + extents(values))
+    source = layer.transpose(source, [axis, *range(axis), *range(axis + 1, count)]) if axis else source
+    n, *each = extents(source)
+    if n == 1:
+        written = layer.reshape(source, each)
+    else:
+        written = _masked_scatter(into, chosen, layer.broadcast(source, (n, *extents(into)[own:])))
+    found = call("where", chosen, call("add", into, written) if accumulate else written, into)
+    return layer.transpose(found, np.argsort(axes).tolist()) if axis else found
 
 
 @register("scatter_add.default")

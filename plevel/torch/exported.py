@@ -355,8 +355,9 @@ def _call(node: Any, args: Sequence[Any], kwargs: dict[str, Any], at: Binding) -
     if _is_made(node):
         return _constant(node.target(*args, **kwargs))
     name, outputs = str(node.target), node.meta.get("val")
-    if isinstance(outputs, torch.Tensor) and 0 in (n for n in outputs.shape if isinstance(n, int)):
-        return _constant(torch.empty([known(n, at) for n in outputs.shape], dtype=outputs.dtype))
+    if all(isinstance(v, torch.Tensor) and 0 in (n for n in v.shape if isinstance(n, int)) for v in _each(outputs)):
+        empty = [_constant(torch.empty([known(n, at) for n in v.shape], dtype=v.dtype)) for v in _each(outputs)]
+        return empty[0] if isinstance(outputs, torch.Tensor) else tuple(empty)
     makes_complex = isinstance(outputs, torch.Tensor) and outputs.is_complex()
     if makes_complex or name not in OPERATORS or is_complex([*args, *kwargs.values()]):
         found = call_complex(name, args, kwargs)

@@ -206,7 +206,8 @@ COMPUTED = {
     "bools that are ranked": (
         lambda b: (
             b.max(), b.amin(1), *b.max(1), *b.min(0, keepdim=True), *b.sort(1, descending=True), b.argsort(0),
-            *b.cummax(1), *b.cummin(0), b.cumsum(1, dtype=torch.uint8), b.maximum(b[0]), b.minimum(b[:, :1]),
+            b.signbit(), b.byte().any(1), b.byte().any(), *b.cummax(1), *b.cummin(0),
+            b.cumsum(1, dtype=torch.uint8), b.maximum(b[0]), b.minimum(b[:, :1]),
         ), COUNTS > 0,
     ),
     "variances with any correction": (
@@ -279,6 +280,15 @@ COMPUTED = {
             torch.linalg.det(x), x[1].det(), (x * 0 + 1).det(), x.logdet().nan_to_num(-1), *torch.linalg.slogdet(x),
             torch.linalg.inv(x[:, 1:2, :1]),
         ), torch.arange(75.0).view(3, 5, 5).square().sin() * (1 - torch.eye(5)), torch.arange(30.0).view(3, 5, 2).cos(),
+    ),
+    "values that a mask places": (
+        lambda x, image: (
+            x.index_put((x > 0,), torch.arange(16.0)), x.index_put((x > 0,), torch.arange(16.0), accumulate=True),
+            put(x, x[:, 0] < 0, x[2:] * 2), put(x, (slice(None), x[0] > -3.5), 0.0), put(x, x[:, 0] > 0, x[3] * 5),
+            put(image, (slice(None), image[0, :, 0, 0] > 0), image[:, :1] + 9),
+            put(image, (slice(None), slice(None), image[0, 0] > 0), image[0, 0, :1, :1]),
+            put(x, (slice(None), COUNTS[0] > 1), x[:, :2] + 7), put(x, x[:, 0] > 9, 3.0),
+        ), X, IMAGE,
     ),
     "axes apart that are indexed": (
         lambda x, i, j: (
@@ -658,6 +668,7 @@ COMPUTED = {
     ),
     "values of no elements": (
         lambda x: (
+            torch.cat([x[:0].sort(0)[0], x]), torch.cat([x[:0].topk(2, 1)[0], x[:, :2]]),
             torch.cat([(x[:0] * 2)[:, None], x[:, None]]), torch.cat([x @ x[:0].T, x @ x.T], 1).softmax(1),
             x[:, :0] @ x[:, :0].T + x, torch.cat([(x[:0] @ x.T).relu() @ x, x]),
         ), X[:, :4].contiguous(),
@@ -822,7 +833,7 @@ REFUSED = {
     "a weight is of float8_e4m3fn": (lambda x: x * HALVED.float(), X),
     "a weight that is computed": (torch._weight_int8pack_mm, X.bfloat16(), BYTES[:, :8], SCALES),
     "a weight of k = 7": (lambda x: torch._weight_int8pack_mm(x, BYTES[:, :7].clone(), SCALES), X.bfloat16()[:, :7]),
-    "by a mask: which goes where": (lambda x: x.index_put((x > 0,), torch.arange(16.0)), X),
+    "by a mask and other indices": (lambda x, i: x.index_put((x[:, 0] > 0, i[:2, 0]), torch.zeros(2)), X, COUNTS),
     "a histogram from 0 to 0": (lambda x: x.histc(4), X),
     "memory by strides": (lambda x: x[:, 1:].as_strided((2, 2), (1, 1)), X),
     "memory before its tensor's": (lambda x: (x + 1)[1:].as_strided((3, 8), (8, 1), 0), X),
