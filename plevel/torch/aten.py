@@ -224,11 +224,11 @@ def _linear(x: Expr, weight: Expr, bias: Expr | None = None) -> Expr:
 
 @register("div.Tensor", "div.Scalar", "div.Tensor_mode", "div.Scalar_mode")
 def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> Expr:
+    if _is_rounded(x, y):
+        return cast(_divide(cast(x, "float32"), y, rounding_mode), x.tensor_type.dtype)
     if rounding_mode == "floor":
         found: Expr = _binary("floor_divide")(x, y)
         return found
-    if _is_rounded(x, y):
-        return cast(_divide(cast(x, "float32"), y, rounding_mode), x.tensor_type.dtype)
     left, right = promoted(x, y)
     if "float" not in left.tensor_type.dtype:
         if rounding_mode is not None:

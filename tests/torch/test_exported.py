@@ -811,9 +811,13 @@ def test_an_output_is_no_value_of_the_graph_whose_name_it_has() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype) -> None:
     def multiplied(x):
-        return x * 0.1, x / 0.3, x / 1e5, x * torch.tensor(0.1), x / torch.tensor(1e5), x / torch.tensor(300_000)
+        return (
+            x * 0.1, x / 0.3, x / 1e5, x // 0.3, x * torch.tensor(0.1), x / torch.tensor(1e5),
+            x / torch.tensor(300_000),
+        )
 
-    program = torch.export.export(Calls(multiplied), (X.to(dtype),))
+    thirds = torch.tensor([-0.3, 0.3, -0.6, 0.9])  # whose quotients by the rounded number are whole
+    program = torch.export.export(Calls(multiplied), (torch.cat([X.flatten(), thirds]).to(dtype),))
     network, plain = import_program(program)
     reference = run_program(program, plain, ())
     outputs = compiler.compile(network.root, "cpu")(*reference.inputs)
