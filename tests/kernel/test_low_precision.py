@@ -548,6 +548,17 @@ def test_scales_of_a_later_block_are_prefetched_once_a_line(dtype, lines):
     assert str(lowered.module["main"]).count("T.address_of(scales[") == lines
 
 
+@pytest.mark.parametrize(("rows", "spec", "once"), [(1, "znver5", True), (4, "znver5", True), (8, "znver5", False),
+                                                    ("m", "znver5", False), (1, "sapphirerapids", False)])
+def test_weights_of_few_bits_that_are_read_once_pass_the_second_level(rows, spec, once):
+    """Of 8 rows two tiles read each panel, the second from where the first left it."""
+    inputs = {"data": f"float32[{rows},64]", "weight": "uint8[32,2,16]", "scales": "float32[32,2]"}
+    workload = Workload.make("matmul_nbits", inputs, {}, ["weight", "scales"])
+    lowered = lower(workload, Target.parse(f"llvm -mcpu={spec} -num-cores=2"), "matmul_nbits_panel.cpu")
+    code = lowered.compile(checks=False).executable.mod.inspect_source("s")
+    assert set(re.findall(r"prefetch\w+", code)) == {"prefetchnta" if once else "prefetcht1"}
+
+
 @pytest.mark.parametrize(("bits", "spec"), [(4, "znver4"), (8, "znver4"), (4, "haswell")])
 def test_numbers_of_4_bits_are_places_of_a_vector_of_512(bits, spec):
     inputs = {"data": "float32[1,64]", "weight": f"uint8[32,2,{4 * bits}]", "scales": "float32[32,2]"}

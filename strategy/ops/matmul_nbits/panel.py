@@ -5,7 +5,8 @@ k · bits / 32, width, 4] bytes. Of two numbers in a byte the second is that of 
 
 Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
 number for each block of a row. For products of floats, whose numbers take long to unpack, the weight and its scales
-are prefetched. With an instruction for bytes a processor looks far enough ahead by itself, and prefetches take longer.
+are prefetched, past the second level where one tile has all rows and reads them once. With an instruction for bytes a
+processor looks far enough ahead by itself, and prefetches take longer.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 from strategy.cpu.ahead import LINE_BYTES, PREFETCH, prefetch
 from strategy.cpu.dot import Dot, find_dot
 from strategy.cpu.loop import allocate, fill, written
+from strategy.cpu.once import PREFETCH_ONCE, prefetch_once
 from strategy.op_strategy import OpStrategy
 from strategy.ops.matmul_nbits.narrow import narrow_data
 from strategy.ops.matmul_nbits.operator import MatMulNBitsAttrs
 from strategy.pattern import register_cpu_implementations, schedule_plain_cpu
+from strategy.processor import NEAR_LAST_LEVEL
 from strategy.schedule import (
     Outs,
     compute_stage,
@@ -119,13 +122,13 @@ def prepare(
 
 
 def compute(
-    lanes: int, dot: Dot | None, looks_up: bool, attrs: MatMulNBitsAttrs, inputs: Sequence[Any], out_type: TensorType,
-    config: Config,
+    lanes: int, dot: Dot | None, looks_up: bool, passes: bool, attrs: MatMulNBitsAttrs, inputs: Sequence[Any],
+    out_type: TensorType, config: Config,
 ) -> list[Any]:
     """The whole function as loops."""
 
     def loops(ins: Sequence[Any], out: Any) -> Any:
-        return _multiply(lanes, dot, looks_up, attrs, ins, out, config)
+        return _multiply(lanes, dot, looks_up, passes, attrs, ins, out, config)
 
     return written(loops, inputs, out_type, "matmul_nbits")
 
@@ -138,7 +141,8 @@ def schedule(attrs: MatMulNBitsAttrs, outs: Outs, target: Target, config: Config
 
 
 def _multiply(
-    lanes: int, dot: Dot | None, looks_up: bool, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any, config: Config
+    lanes: int, dot: Dot | None, looks_up: bool, passes: bool, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any,
+    config: Config,
 ) -> Any:
     from tvm import tirx
     from tvm.ir import StringImm
@@ -154,6 +158,8 @@ def _multiply(
     result = script.buffer_proxy(out)
     ahead = -(-_AHEAD_BYTES // (4 * width))
     dtype = "int32" if dot else "float32"
+    is_once = passes and isinstance(m, tirx.IntImm) and int(m) == rows
+    fetch, fetching = (prefetch_once, PREFETCH_ONCE) if is_once else (prefetch, PREFETCH)
 
     def each(step: Callable[[Any, Any], None]) -> None:
         """Each row of a tile and column of a panel."""
@@ -252,7 +258,7 @@ def _multiply(
         row = tirx.min(later, int(panels.shape[0] * panels.shape[1]) - 1)
         for column in range(0, width, LINE_BYTES // bytes_each):
             index = [0, row, column, 0][: len(panels.shape)]
-            script.evaluate(prefetch(tirx.BufferLoad(panels, index)))
+            script.evaluate(fetch(tirx.BufferLoad(panels, index)))
 
     with IRBuilder() as builder, ExitStack() as scope:
         given: tuple[Any, ...] = (None, None, None)
@@ -260,7 +266,7 @@ def _multiply(
             scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(dot.source)))
             given = narrow_data(data, attrs, lanes)
         else:
-            code = StringImm(PREFETCH + (_TABLE if looks_up else ""))
+            code = StringImm(fetching + (_TABLE if looks_up else ""))
             scope.enter_context(script.attr(0, "pragma_import_llvm", code))
         with script.parallel(0, panels) as p, script.serial(0, m // rows) as tile:
             multiply(p, tile * rows, *given)
@@ -279,9 +285,10 @@ def _add(
     if known and int(k) % attrs.block_size == 0 and attrs.block_size % step == 0:
         lanes = lanes_of(target, "float32")
         looks_up = attrs.bits == 4 and dot is None and lanes == 16 and target.has("avx512f")
+        passes = target.arch in NEAR_LAST_LEVEL  # measured on znver5
         strategy.add_implementation(
-            partial(compute, lanes, dot, looks_up), schedule, "matmul_nbits_panel.cpu", 12, version=3, space=space,
-            prepare=partial(prepare, lanes),
+            partial(compute, lanes, dot, looks_up, passes), schedule, "matmul_nbits_panel.cpu", 12, version=4,
+            space=space, prepare=partial(prepare, lanes),
         )
 
 
