@@ -77,7 +77,7 @@ def _product(node: Call, target: Target) -> Expr | None:
 
 
 def _behind(node: Expr, moves: Container[str]) -> tuple[Expr, Sequence[Call]]:
-    """What a value is moved from by operators of these names, and their calls, the first one first."""
+    """The value that operators of these names move, and their calls, the first one first."""
     found: list[Call] = []
     while isinstance(node, Call) and node.op.name in moves:
         found.insert(0, node)
