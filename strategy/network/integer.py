@@ -186,7 +186,8 @@ def _move_integers(rewriter: Rewriter, node: Call) -> Expr | None:
     if len(numbers) != 4 or numbers[:2] != numbers[2:]:
         return None
     scale, point = numbers[:2]
-    is_exact = 2.0**-100 < abs(scale) < 2.0**100  # float32 has its products with bytes, but for a rounding
+    # float32 has its products with bytes, but for a rounding. Below 0 the largest number would be the least integer.
+    is_exact = 2.0**-100 < scale < 2.0**100
     return _moved(x, moves) if is_exact and _is_number(point, x) else None
 
 

@@ -126,6 +126,13 @@ def test_integers_of_a_layer_are_made_in_its_kernel():
         assert target is AVX2 or found[0].names[1:] == ("dequantize", "bias_add", "relu", "quantize")
 
 
+@pytest.mark.parametrize(("scale", "names"), [(0.1, ["max_pool2d"]), (-0.1, ["dequantize", "max_pool2d", "quantize"])])
+def test_the_largest_integers_are_those_of_the_largest_numbers(scale, names):
+    pool = call("max_pool2d", real(Var("x", "uint8[1,2,4,4]"), scale, 17), pool_size=(2, 2), strides=(2, 2))
+    found = check(call("quantize", pool, constant(scale, "float32"), constant(17, "int32"), out_dtype="uint8"))
+    assert operators(found) == names
+
+
 def test_integers_are_concatenated():
     x, y = Var("x", "uint8[2,3]"), Var("y", "uint8[2,4]")
     given = constant(0.1, "float32"), constant(17, "int32")
