@@ -30,12 +30,17 @@ extern int (*__TVMBackendParallelLaunch)(Body, void *, int) __attribute__((weak)
 extern void *(*__TVMBackendAllocWorkspace)(int, int, uint64_t, int, int) __attribute__((weak));
 extern int (*__TVMBackendFreeWorkspace)(int, int, void *) __attribute__((weak));
 
-/* The cores that this process may use now: threads beyond them would wait for each other at the end of each loop. */
+/* The cores that this process may use: threads beyond them would wait for each other at the end of each loop. The first
+ * parallel loop of a call asks, as that takes 0.2 us, as long as some kernels; 0: none has asked yet. */
 extern int omp_get_num_procs(void) __attribute__((weak));
-static int _plevel_cores = PLEVEL_THREADS;
+static int _plevel_cores;
 static int _plevel_launch(Body body, void *data, int tasks) {
   struct { void *sync; int32_t tasks; } group = {NULL, tasks > 0 ? tasks : PLEVEL_THREADS};
   int failed = 0, threads = __atomic_load_n(&_plevel_cores, __ATOMIC_RELAXED);
+  if (!threads) {
+    threads = omp_get_num_procs ? omp_get_num_procs() : PLEVEL_THREADS;
+    __atomic_store_n(&_plevel_cores, threads, __ATOMIC_RELAXED);
+  }
   if (threads > group.tasks) threads = group.tasks;
   #pragma omp parallel for schedule(static, 1) num_threads(threads) reduction(|:failed)
   for (int task = 0; task < group.tasks; ++task) failed |= body(task, &group, data);
@@ -98,7 +103,7 @@ static int _plevel_ready(void) {
   const char *lacking = _plevel_lacks();
   if (lacking) return _plevel_refuse(lacking);
   PLEVEL_LIBRARY_THREADS;
-  if (omp_get_num_procs) __atomic_store_n(&_plevel_cores, omp_get_num_procs(), __ATOMIC_RELAXED);
+  __atomic_store_n(&_plevel_cores, 0, __ATOMIC_RELAXED);
   if (&__TVMBackendAllocWorkspace && !__TVMBackendAllocWorkspace)
     __TVMBackendAllocWorkspace = workspace_alloc;
   if (&__TVMBackendFreeWorkspace && !__TVMBackendFreeWorkspace)
