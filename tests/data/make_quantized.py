@@ -1,4 +1,4 @@
-"""Writes `quantized/NAME.onnx` by ONNX Runtime's quantizer, and what ONNX Runtime computes of each.
+"""Write `quantized/NAME.onnx` by ONNX Runtime's quantizer, and what ONNX Runtime computes of each.
 
     python tests/data/make_quantized.py
 

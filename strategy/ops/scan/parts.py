@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from strategy.cpu.ahead import LINE_BYTES
 from strategy.cpu.loop import allocate, bound, fill, written
 from strategy.cpu.widened import NARROW
 from strategy.ops.scan.operator import ScanopAttrs, Start
@@ -26,8 +27,7 @@ from strategy.types import TensorType
 
 # Fewer elements are scanned by one thread in less time than the second pass takes.
 LEAST = 1 << 12
-# Bytes of a cache line, and between two that share a set of the first level.
-_LINE, _SETS = 64, 4096
+_SETS = 4096  # bytes between two cache lines that share a set of the first level
 
 
 def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType, target: Target) -> ConfigSpace:
@@ -35,7 +35,7 @@ def space(attrs: ScanopAttrs, inputs: Sequence[TensorType], out_type: TensorType
     # More chunks of a power of two of elements, each read and written, take all ways of a set of the cache.
     chunks = 4 if out_type.dtype in NARROW else 8
     apart = out_type.size // (target.threads * chunks) * dtype_bytes(out_type.dtype) % _SETS
-    untuned = 6 if chunks == 8 and min(apart, _SETS - apart) < _LINE else chunks
+    untuned = 6 if chunks == 8 and min(apart, _SETS - apart) < LINE_BYTES else chunks
     return _space(out_type.size, lanes_of(target, _wide(out_type.dtype)), target.threads, untuned)
 
 
