@@ -4,9 +4,9 @@ The weight is packed into panels of columns that are read in sequence, each word
 k · bits / 32, width, 4] bytes. Of two numbers in a byte the second is that of the next word's place.
 
 Products of a block are summed before they are scaled: of integers exactly, less the zero point's share, which is one
-number for each block of a row. For products of floats, whose numbers take long to unpack, the weight and its scales
-are prefetched, past the second level where one tile has all rows and reads them once. With an instruction for bytes a
-processor looks far enough ahead by itself, and prefetches take longer.
+number for each block of a row. The weight and its scales are prefetched: where the last
+level is near, past the second if one tile has all rows and reads them once, but not for the instruction for bytes, with
+which such a processor looks far enough ahead by itself.
 """
 
 from __future__ import annotations
@@ -122,13 +122,13 @@ def prepare(
 
 
 def compute(
-    lanes: int, dot: Dot | None, looks_up: bool, passes: bool, attrs: MatMulNBitsAttrs, inputs: Sequence[Any],
+    lanes: int, dot: Dot | None, looks_up: bool, is_near: bool, attrs: MatMulNBitsAttrs, inputs: Sequence[Any],
     out_type: TensorType, config: Config,
 ) -> list[Any]:
     """The whole function as loops."""
 
     def loops(ins: Sequence[Any], out: Any) -> Any:
-        return _multiply(lanes, dot, looks_up, passes, attrs, ins, out, config)
+        return _multiply(lanes, dot, looks_up, is_near, attrs, ins, out, config)
 
     return written(loops, inputs, out_type, "matmul_nbits")
 
@@ -141,7 +141,7 @@ def schedule(attrs: MatMulNBitsAttrs, outs: Outs, target: Target, config: Config
 
 
 def _multiply(
-    lanes: int, dot: Dot | None, looks_up: bool, passes: bool, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any,
+    lanes: int, dot: Dot | None, looks_up: bool, is_near: bool, attrs: MatMulNBitsAttrs, ins: Sequence[Any], out: Any,
     config: Config,
 ) -> Any:
     from tvm import tirx
@@ -158,7 +158,8 @@ def _multiply(
     result = script.buffer_proxy(out)
     ahead = -(-_AHEAD_BYTES // (4 * width))
     dtype = "int32" if dot else "float32"
-    is_once = passes and isinstance(m, tirx.IntImm) and int(m) == rows
+    fetches = dot is None or not is_near
+    is_once = is_near and isinstance(m, tirx.IntImm) and int(m) == rows
     fetch, fetching = (prefetch_once, PREFETCH_ONCE) if is_once else (prefetch, PREFETCH)
 
     def each(step: Callable[[Any, Any], None]) -> None:
@@ -220,14 +221,15 @@ def _multiply(
         total, sums = allocate(rows * width, "float32"), allocate(rows * width, dtype)
         each(lambda i, j: fill(total, i * width + j, tirx.const(0, "float32")))
         with script.serial(0, blocks) as b:
-            if dot is None:
+            if fetches:
                 prefetch_row(scales, p * blocks + b + -(-ahead // steps), dtype_bytes(str(scales.dtype)))
             zero = tirx.const(0, dtype)
             each(lambda i, j: fill(sums, i * width + j, zero if dot is None else shares[(row + i) * blocks + b]))
             with script.serial(0, steps // unroll) as outer, script.unroll(0, unroll) as inner:
                 step = outer * unroll + inner
-                if dot is None:
+                if fetches:
                     prefetch_row(weight, (p * blocks + b) * steps + step + ahead, 4)
+                if dot is None:
                     add_numbers(p, row, b, step, sums)
                 else:
                     with script.unroll(0, vectors) as v:
@@ -262,12 +264,10 @@ def _multiply(
 
     with IRBuilder() as builder, ExitStack() as scope:
         given: tuple[Any, ...] = (None, None, None)
+        code = (dot.source if dot else "") + (fetching if fetches else "") + (_TABLE if looks_up else "")
+        scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(code)))
         if dot is not None:
-            scope.enter_context(script.attr(0, "pragma_import_llvm", StringImm(dot.source)))
             given = narrow_data(data, attrs, lanes)
-        else:
-            code = StringImm(fetching + (_TABLE if looks_up else ""))
-            scope.enter_context(script.attr(0, "pragma_import_llvm", code))
         with script.parallel(0, panels) as p, script.serial(0, m // rows) as tile:
             multiply(p, tile * rows, *given)
         scope.close()
@@ -285,9 +285,9 @@ def _add(
     if known and int(k) % attrs.block_size == 0 and attrs.block_size % step == 0:
         lanes = lanes_of(target, "float32")
         looks_up = attrs.bits == 4 and dot is None and lanes == 16 and target.has("avx512f")
-        passes = target.arch in NEAR_LAST_LEVEL  # measured on znver5
+        is_near = target.arch in NEAR_LAST_LEVEL  # measured on znver5 and emeraldrapids
         strategy.add_implementation(
-            partial(compute, lanes, dot, looks_up, passes), schedule, "matmul_nbits_panel.cpu", 12, version=4,
+            partial(compute, lanes, dot, looks_up, is_near), schedule, "matmul_nbits_panel.cpu", 12, version=4,
             space=space, prepare=partial(prepare, lanes),
         )
 
