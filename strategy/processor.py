@@ -21,6 +21,8 @@ SLOW_BF16 = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-
 # Eight cores share a last level that is near: what is prefetched from it comes in time, and to write parts of lines
 # there takes no longer. Measured on znver5; znver4 has the same caches.
 NEAR_LAST_LEVEL = frozenset("znver4 znver5".split())
+# A multiply-add that loads a number for itself alone takes a tenth longer: measured on znver5, not on emeraldrapids.
+WAITS_FOR_LOADS = frozenset({"znver5"})
 _AMX = frozenset("sapphirerapids emeraldrapids graniterapids graniterapids-d".split())
 # Processors with instructions for bytes and products of 52 bits, which LLVM puts into loops of integers by itself.
 _BYTES = frozenset(

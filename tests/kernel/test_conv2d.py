@@ -271,8 +271,9 @@ def test_a_task_splits_the_rows_that_it_reads():
         ("znver4", "227,227", "96,3,11,11", 4, SPATIAL), ("znver4", "224,224", "768,3,16,16", 16, SPATIAL),
         ("znver4", "224,224", "64,3,7,7", 2, IM2COL), ("znver4", "224,224", "96,3,4,4", 4, IM2COL),
         ("znver4", "300,300", "64,3,3,3", 1, IM2COL),
-        # With two multiply-adds of a cycle a tile of one vector would wait for the weight.
+        # A tile of one vector waits for the weight on some processors.
         ("znver5", "224,224", "64,3,7,7", 2, SPATIAL), ("znver5", "256,256", "64,3,7,7", 2, IM2COL),
+        ("emeraldrapids", "224,224", "64,3,7,7", 2, IM2COL),
         ("znver5", "218,218", "32,3,3,3", 2, IM2COL),
     ],
 )

@@ -45,6 +45,7 @@ from strategy.ops.conv2d.product import (
     schedule_packing,
     schedule_product,
 )
+from strategy.processor import WAITS_FOR_LOADS
 from strategy.schedule import Outs, accumulator, compute_stage, dtype_bytes, integer, lanes_of
 from strategy.space import Config, ConfigSpace, Knob, divisors, knob
 from strategy.target import Target
@@ -67,8 +68,8 @@ def pays(weight: TensorType, out_type: TensorType, groups: int, target: Target) 
     """Return whether windows of a constant image are unfolded untuned, rather than read by a spatial pack."""
     lanes, columns = lanes_of(target, accumulator(weight.dtype)), int(out_type.shape[3])
     # Columns are read where they lie by tiles that divide a line. A tile of one vector loads a number of the weight for
-    # each multiply-add: a processor with two in a cycle waits for these loads.
-    least = 2 * lanes if target.multiply_adds > 1 else lanes
+    # each multiply-add.
+    least = 2 * lanes if target.arch in WAITS_FOR_LOADS else lanes
     in_place = any(columns % (v * lanes) == 0 for v in VECTORS if v * lanes >= least)
     # Over a large window sums are long, and copying its columns takes as long as turning.
     is_long = groups == 1 and math.prod(weight.concrete_shape[1:]) >= _LONG

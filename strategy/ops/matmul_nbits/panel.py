@@ -287,7 +287,7 @@ def _add(
         looks_up = attrs.bits == 4 and dot is None and lanes == 16 and target.has("avx512f")
         is_near = target.arch in NEAR_LAST_LEVEL  # measured on znver5 and emeraldrapids
         strategy.add_implementation(
-            partial(compute, lanes, dot, looks_up, is_near), schedule, "matmul_nbits_panel.cpu", 12, version=4,
+            partial(compute, lanes, dot, looks_up, is_near), schedule, "matmul_nbits_panel.cpu", 12, version=5,
             space=space, prepare=partial(prepare, lanes),
         )
 
