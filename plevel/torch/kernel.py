@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from plevel.kernel_selection import Chosen
-from plevel.torch.store import MOVED_BY, digest_of, folder, is_library, prune, temporary, touch
+from plevel.torch.store import (
+    MOVED_BY,
+    digest_of,
+    folder,
+    is_loadable,
+    move,
+    prune,
+    temporary,
+    touch,
+)
 from plevel.torch.table_builder import BuildTable, Interface
 from strategy.compile.entry import common_code
 from strategy.record import JobEntry
@@ -48,9 +57,9 @@ class Kernel:
 
     @property
     def is_built(self) -> bool:
-        """True if library and signature are on disk, neither of them damaged."""
+        """True if signature and library are on disk, neither of them damaged, and this host can load the library."""
         with suppress(OSError, msgspec.MsgspecError):
-            return is_library(self.path) and bool(self._interface)
+            return is_loadable(self.path) and bool(self._interface)
         return False
 
     @property
@@ -146,7 +155,7 @@ def _keep(kernel: Kernel, path: Path, answer: Any) -> str | None:
         return f"{answer['error']} {answer.get('message', '')}".strip()
     # The signature first: a library without one would be taken for a kernel.
     for name in (f"{path.name}.json", path.name):
-        path.with_name(name).replace(kernel.path.with_name(name))
+        move(path.with_name(name), kernel.path.with_name(name))
     return None
 
 

@@ -11,7 +11,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import Any
 
-from plevel.torch.store import digest_of, folder, is_library, temporary, touch
+from plevel.torch.store import digest_of, folder, is_loadable, move, temporary, touch
 from strategy.compile.export import link
 from strategy.compile.openmp import LAUNCHER
 
@@ -34,10 +34,10 @@ def native() -> Any:
     text = source.read_text() + "".join(header.read_text() for header in _HEADERS)
     path = folder() / f"runtime-{digest_of(text, sys.version, include, platform.machine())}.so"
     touch(path)
-    if not is_library(path):
+    if not is_loadable(path):
         options = ["-fopenmp", f"-I{include}", f"-I{LAUNCHER.parent}"]
         with temporary() as made:
-            link([*options, str(source)], made.absolute()).replace(path)
+            move(link([*options, str(source)], made.absolute()), path)
     loader = ExtensionFileLoader(_NAME, str(path))
     spec = spec_from_loader(_NAME, loader)
     assert spec is not None

@@ -5,9 +5,11 @@ Its size is bounded: what was not used for longest goes first.
 
 from __future__ import annotations
 
+import _ctypes
 import hashlib
 import os
 import shutil
+import stat
 import struct
 import tempfile
 import time
@@ -25,6 +27,7 @@ from workers.scratch import is_executable
 
 LIMIT_BYTES = 2**30
 YOUNG_S = 86_400.0
+_FOLDER_MODE = 0o755
 MOVED_BY = "XDG_CACHE_HOME"  # the environment's name of another place
 SIGNATURE = ".so.json"  # of a kernel, beside it
 # Folders of packages with the code that imports, plans and compiles graphs. Operators have versions.
@@ -44,16 +47,24 @@ class FolderError(OSError):
 def folder() -> Path:
     """The folder, made where there is none; `XDG_CACHE_HOME` moves it.
 
+    Its files are run as code: whatever the umask is, no other user may write to a folder that is made here.
+
     Raises:
-        FolderError: it cannot be made, or no kernel can run from it.
+        FolderError: it cannot be made, every user may write to it, or no kernel can run from it.
     """
     from platformdirs import user_cache_path
 
-    found = user_cache_path("plevel", appauthor=False) / "torch"
-    try:
-        found.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FolderError(found, "cannot be made", error) from error
+    of_all = user_cache_path("plevel", appauthor=False)
+    found = of_all / "torch"
+    for place in (of_all, found):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            is_open = place.stat().st_mode & stat.S_IWOTH
+        except OSError as error:
+            raise FolderError(place, "cannot be made", error) from error
+        if is_open:
+            raise FolderError(place, "may be written by every user, and its files are run as code (delete it)")
     if not is_executable(found):
         raise FolderError(found, "is mounted with noexec, and kernels cannot run from it")
     return found
@@ -80,6 +91,12 @@ def temporary() -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def move(made: Path, place: Path) -> None:
+    """Move a new file to its place in the folder, where no other user may change it, whatever the umask is."""
+    made.chmod(made.stat().st_mode & _FOLDER_MODE)
+    made.replace(place)
 
 
 def touch(path: Path) -> None:
@@ -109,6 +126,20 @@ def is_library(path: Path) -> bool:
         (begin,), (size, count) = struct.unpack_from("=Q", head, 0x28), struct.unpack_from("=HH", head, 0x3A)
         return head.startswith(b"\x7fELF\2") and path.stat().st_size >= begin + size * count > 0
     return False
+
+
+def is_loadable(path: Path) -> bool:
+    """Return whether this process can load a shared library.
+
+    Hosts that share a folder may have another C library, which lacks what one was linked with on a newer system.
+    """
+    if not is_library(path):
+        return False
+    try:
+        _ctypes.dlclose(_ctypes.dlopen(os.fspath(path), os.RTLD_NOW | os.RTLD_LOCAL))
+    except OSError:
+        return False
+    return True
 
 
 def prune(limit_bytes: int = LIMIT_BYTES) -> None:

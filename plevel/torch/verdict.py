@@ -11,7 +11,7 @@ import msgspec
 from plevel.kernel_selection import Choose
 from plevel.torch.kernel import kernel_digest
 from plevel.torch.plan import Plan
-from plevel.torch.store import folder, keeping, temporary, touch
+from plevel.torch.store import folder, keeping, move, temporary, touch
 from strategy.confirmation import Comparison
 from strategy.workload_text import parse_workload
 
@@ -72,7 +72,7 @@ def write_verdict(verdict: Verdict) -> None:
     with keeping("a verdict"), temporary() as made:
         partial = made / "verdict"
         partial.write_bytes(msgspec.json.encode(verdict))
-        partial.replace(_path(verdict.key))
+        move(partial, _path(verdict.key))
 
 
 def is_current(kernels: Mapping[str, str], choose: Choose) -> bool:

@@ -42,6 +42,7 @@ from plevel.torch.store import (
     is_library,
     keeping,
     make_temporary,
+    move,
     prune,
     touch,
 )
@@ -129,7 +130,7 @@ class Whole:
                 beside.write_bytes(msgspec.json.encode(to_json(_About(self.manifest, self.orders, verdict))))
                 self.path.unlink(missing_ok=True)  # whoever is killed between leaves none beside another's description
                 for name in (_beside(self.path), self.path):
-                    (self.made / name.name).replace(name)
+                    move(self.made / name.name, name)
             prune()
 
     def sweep(self) -> None:

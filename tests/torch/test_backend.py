@@ -32,6 +32,7 @@ from plevel.torch.native import native
 from plevel.torch.option import OptionError
 from plevel.torch.plan import model_target
 from plevel.torch.toolchain import ask_toolchain
+from strategy.compile.export import link
 from strategy.select import NO_RECORDS, select
 from strategy.types import TensorType
 from strategy.workload import Workload
@@ -339,6 +340,16 @@ def test_a_kernel_that_is_damaged_on_disk_is_built_again():
         assert kernel.build([one])[0][workload].inputs
         assert damaged.stat().st_size > size
         assert store.is_library(path)
+
+
+def test_a_kernel_that_this_host_cannot_load_is_built_again(tmp_path: Path):
+    workload = Workload.make("dense", {"data": "float32[8,9]", "weight": "float32[8,9]"}, constants=["weight"])
+    one = select(workload, model_target(), NO_RECORDS)
+    path = kernel.build([one])[0][workload].path
+    (tmp_path / "newer.c").write_text("int of_a_newer_system(void); int call(void) { return of_a_newer_system(); }")
+    link(["newer.c"], tmp_path).replace(path)
+    assert store.is_library(path)
+    operation.load(kernel.build([one])[0][workload])
 
 
 def test_training_passes_through_untouched():
@@ -1020,7 +1031,7 @@ def test_a_folder_of_kernels_that_cannot_be_used_is_named_with_the_remedy(
     model, x = models.Block().eval(), torch.randn(8, 64)
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        said = r"FolderError: \S*/plevel/torch cannot be made .Not a directory.: name another folder in XDG_CACHE_HOME"
+        said = r"FolderError: \S*/plevel cannot be made .File exists.: name another folder in XDG_CACHE_HOME"
         with torch.inference_mode(), pytest.warns(UserWarning, match=f"left to Inductor: {said}"):
             close(compiled(model)(x), model(x))
     monkeypatch.setattr(store, "is_executable", lambda _: False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,36 @@ def test_what_was_not_used_for_longest_goes_first(
     assert {p.name for p in folder.iterdir() if p.suffix == ".so"} == {"young.so", "runtime-1.so"}
     store.touch(folder / "absent.so")
     assert not (folder / "absent.so").exists()
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_no_other_user_may_write_what_is_made_whatever_the_umask_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with store.temporary() as made:
+        (made / "kernel.so").write_bytes(b"code")
+        (made / "kernel.so").chmod(0o777)
+        store.move(made / "kernel.so", store.folder() / "kernel.so")
+    for path in (store.folder().parent, store.folder(), store.folder() / "kernel.so"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("place", ["plevel", "plevel/torch"])
+def test_a_folder_that_every_user_may_write_to_is_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store.folder()
+    (tmp_path / place).chmod(0o1777)
+    with pytest.raises(store.FolderError, match=f"{place} may be written by every user.*another folder in XDG_CACHE_"):
+        store.folder()
+    (tmp_path / place).chmod(0o775)  # as a group that shares it has it
+    assert store.folder().exists()
