@@ -27,7 +27,7 @@ from service.stream import Stream
 from service.tuning import plan as planning
 from service.tuning import run as runs
 from service.tuning import run_status, webhook
-from service.tuning.ownership import find_interrupted, is_interrupted
+from service.tuning.ownership import find_interrupted, is_interrupted, is_overdue
 from service.tuning.run_filter import LIVE_STATE, OfRun
 from service.tuning.tally import tally
 from service.turn import ListRoute
@@ -111,7 +111,7 @@ def _values(
     left = asked.trials - progress["trials"]
     return {
         "run": row, "request": asked, "live": row.state in LIVE, "workers": workers,
-        "interrupted": is_interrupted(connection, run_id), "waits": waits,
+        "interrupted": is_interrupted(connection, run_id), "overdue": is_overdue(connection, run_id), "waits": waits,
         "progress": progress, "tried": query.tried(told),
         "shown": shown, "leaders": leaders, "stale": _stale(leaders, asked.target),
         "failures": query.failures(connection, told),

@@ -99,6 +99,12 @@ def find_interrupted(connection: sa.Connection, ids: Collection[int]) -> set[int
     return {r.id for r in rows if r.tuner is None or r.over or is_gone(r.tuner)}
 
 
+def is_overdue(connection: sa.Connection, run_id: int) -> bool:
+    """Return whether the owner of an interrupted run is known to live: it was stopped, or is slower than its term."""
+    name = connection.scalar(sa.select(run.c.tuner).where(run.c.id == run_id))
+    return name is not None and _visible_pid(name) is not None and not is_gone(name)
+
+
 def process_name(pid: int) -> str:
     """A unique name of this process: its machine and PID namespace, its PID, and its start time."""
     return f"{_place()}/{pid}/{_began(pid)}"
@@ -106,8 +112,14 @@ def process_name(pid: int) -> str:
 
 def is_gone(name: str) -> bool:
     """Return whether the process of that name has ended; False if it is not visible from here."""
-    place, _, rest = name.rpartition("/")[0].rpartition("/")
-    return bool(place) and place == _place() and rest.isdecimal() and process_name(int(rest)) != name
+    pid = _visible_pid(name)
+    return pid is not None and process_name(pid) != name
+
+
+def _visible_pid(name: str) -> int | None:
+    """The PID of a process by its name; None if it is another machine's, or in another PID namespace."""
+    place, _, pid = name.rpartition("/")[0].rpartition("/")
+    return int(pid) if place and place == _place() and pid.isdecimal() else None
 
 
 def _place() -> str:

@@ -20,7 +20,7 @@ from service.store import catalogue
 from service.store.sql import among, is_given, now
 from service.store.tables import LIVE, job, lease, record, run, run_task, task, workload
 from service.tuning import budget, other_run
-from service.tuning.ownership import is_interrupted
+from service.tuning.ownership import is_interrupted, is_overdue
 from service.tuning.run import unknown_run
 from service.tuning.run_filter import OF_DEFAULT, OfRun
 from service.tuning.tally import count_trials, tally
@@ -73,7 +73,10 @@ def _status(connection: sa.Connection, row: Any, alive_s: float, idle: float) ->
     interrupted = is_interrupted(connection, run_id)
     if interrupted:
         message = (
-            "interrupted: the service that tuned it has ended, or cannot write to its database; its measurements "
+            "interrupted: the service that tunes it was stopped or slow for a while, or cannot write to its database; "
+            "it goes on with it by itself"
+            if is_overdue(connection, run_id)
+            else "interrupted: the service that tuned it has ended, or cannot write to its database; its measurements "
             "are kept"
         )
     elif row.state in LIVE and not workers:

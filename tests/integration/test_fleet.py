@@ -533,6 +533,20 @@ def test_a_run_is_interrupted_from_its_tuners_end_until_the_next(scene: Scene) -
     assert not interrupted()
 
 
+def test_a_run_whose_tuner_lives_but_is_late_is_not_said_to_have_lost_it(scene: Scene) -> None:
+    def message() -> str:
+        with scene.store.read() as c:
+            return run_status.status(c, scene.run_id, TERMS.alive_s).message
+
+    late = Ownership(60.0)  # of this process
+    late.hold(scene.store)
+    with scene.store.write() as c:
+        c.execute(sa.update(run).values(tuner_until=now() - 1.0))
+    assert message().startswith("interrupted: the service that tunes it was stopped or slow for a while")
+    late.give_up(scene.store)
+    assert message().startswith("interrupted: the service that tuned it has ended")
+
+
 def test_a_run_that_ends_is_nobodys(scene: Scene) -> None:
     one = Ownership(60.0, "one")
     one.hold(scene.store)
