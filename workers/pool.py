@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Self
 
+from strategy.folder import scratch
 from strategy.host import usable_cores
 from strategy.record import to_json
 from workers.fork import Limits
@@ -60,8 +59,8 @@ class Pool:
         """The fork server, started by the first who asks; raise `SandboxError` if it cannot be."""
         with self._lock:
             if self._server is None:
-                logs = self._held.enter_context(tempfile.TemporaryDirectory(prefix="plevel-"))
-                self._server = self._held.enter_context(ForkServer(Path(logs), self._imports))
+                logs = self._held.enter_context(scratch("pool"))
+                self._server = self._held.enter_context(ForkServer(logs, self._imports))
             return self._server
 
     def ask_all(self, requests: Sequence[tuple[Limits, Any]], timeout_s: float) -> list[Any]:

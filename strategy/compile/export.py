@@ -13,7 +13,6 @@ import shlex
 import shutil
 import struct
 import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from strategy.compile.lower import Lowered, lower
 from strategy.draft import drafted
 from strategy.extern import find_library
 from strategy.fault import CompileError, InstantiationError, ToolError
+from strategy.folder import scratch
 from strategy.select import Reason
 from strategy.select.dispatch import DispatchTable, Row
 from strategy.space import Config, ConfigError
@@ -125,8 +125,7 @@ def export_library(
         ExternError: a vendor library to copy cannot be loaded.
     """
     entry = Entry(name or f"plevel_{c_word(workload.op)}", workload, rows)
-    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        made = Path(folder)
+    with scratch("draft") as made:
         merge(rows).compile().write_object(made / "rows.o")
         (made / "entry.c").write_text(entry.source(), encoding="utf-8")
         libraries = vendor_libraries(rows)

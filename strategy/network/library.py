@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +15,7 @@ from strategy.compile.c_text import c_names, c_type, dlpack_type
 from strategy.compile.entry import common_code, instructions_code
 from strategy.compile.export import link, place
 from strategy.compile.huge_page import HUGE_PAGE
+from strategy.folder import scratch
 from strategy.network.extent import Extent
 from strategy.network.plan import Buffer, Plan, Port, Step
 from strategy.network.size import Encoded
@@ -169,8 +169,7 @@ def write_library(
     name, appended = about.function, appended and plan.weight_bytes > 0
     header = _header(plan, name, about.model, target)
     manifest = msgspec.json.format(msgspec.json.encode(to_json(about))).decode() + "\n"
-    with tempfile.TemporaryDirectory(prefix="plevel-") as folder:
-        made = Path(folder)
+    with scratch("draft") as made:  # with all weights: what a killed command left is deleted
         source = header + _source(plan, name, target, tables, appended=appended)
         (made / "network.c").write_text(source, encoding="utf-8")
         parts = {} if appended else _weight_parts(plan, weights.resolve())

@@ -226,3 +226,27 @@ def test_a_child_that_dies_after_its_answer_fails_no_other_request(
         (died,) = pool.ask_all([(limits, "die")], HANG_S)  # by its own fault
         assert isinstance(died, Died)
         assert died.code == 3
+
+
+_KILLED = """
+import os, signal
+from workers.pool import Pool
+
+pool = Pool(())
+pool.start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_logs_of_a_process_that_was_killed_are_deleted_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", _KILLED], env=environment, check=False, timeout=HANG_S)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("plevel-*")
+    with Pool(()) as pool:
+        pool.start()
+        assert not left.exists()
+    assert not list(tmp_path.glob("plevel-*"))
