@@ -103,7 +103,7 @@ def _counted(extent: Extent, sizes: Sizes) -> Expr:
         term: Expr = Constant(np.asarray(factor, "float64"))
         for variable in product:
             if isinstance(variable, Symbol):
-                each = layer.reshape(layer.count(sizes.probes[variable.place], found), ())
+                each = layer.count(sizes.probes[variable.place], found)
             else:
                 dividend = _counted(variable.dividend, sizes)
                 each = call("floor_divide", dividend, Constant(np.asarray(variable.divisor, "float64")))

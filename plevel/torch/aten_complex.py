@@ -306,7 +306,7 @@ def _scale(mode: int, sizes: Sequence[int]) -> float | Expr:
     if not mode or max(sizes) < PROBED:
         return float(math.prod(sizes) ** (0, -0.5, -1)[mode])
     one = Constant(np.ones(()))
-    size = layer.reshape(layer.count(math.prod(sizes), one), ())
+    size = layer.count(math.prod(sizes), one)
     return call("divide", one, call("sqrt", size) if mode == 1 else size)
 
 

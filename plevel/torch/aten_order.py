@@ -54,7 +54,8 @@ def _median(x: Expr, axis: int = -1, keepdim: bool = False) -> tuple[Expr, Expr]
     if n < PROBED:
         place = layer.take_slice(place, axis, (n - 1) // 2, (n + 1) // 2)
     else:
-        place = call("take", place, _middle(layer.count(n, place)), axis=axis)
+        middle = layer.reshape(_middle(layer.count(n, place)), (1,))
+        place = call("take", place, middle, axis=axis)
     if "float" in x.tensor_type.dtype:
         missing = cast(call("isnan", x), "int32")
         first = call("argmax", missing, axis=(axis,), keepdims=True, dtype="int64")

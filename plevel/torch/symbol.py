@@ -221,8 +221,7 @@ def read_number(size: Any, at: Binding) -> Any:
 def _made(expression: Any, at: Binding) -> Expr:
     """A formula of sizes as a tensor without axes: int64, or float64 where it is no integer."""
     if expression.is_Symbol:
-        places = Constant(np.zeros(1, "int64"))
-        return layer.reshape(layer.count(at[expression], places), ())
+        return layer.count(at[expression], Constant(np.zeros((), "int64")))
     if expression.is_number:
         return Constant(np.asarray(int(expression) if expression.is_Integer else float(expression)))
     name, operands = type(expression).__name__, expression.args

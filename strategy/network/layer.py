@@ -27,11 +27,11 @@ def number(value: float, like: Expr) -> Constant:
 
 
 def count(extent: int, like: Expr) -> Expr:
-    """The extent of an axis, of the dtype of another value: counted at the call if it is symbolic."""
+    """The extent of an axis, without axes and of the dtype of another value: counted at the call if it is symbolic."""
     if extent < PROBED:
         return number(extent, like)
     counted = call("cumsum", filled(1, (extent,), like.tensor_type.dtype), axis=0)
-    return take_slice(counted, 0, extent - 1, extent)
+    return reshape(take_slice(counted, 0, extent - 1, extent), ())
 
 
 def reshape(x: Expr, shape: Sequence[int]) -> Expr:

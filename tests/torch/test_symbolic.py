@@ -51,6 +51,7 @@ COMPILED = {
     "integers, powers and variances": (
         lambda x: (
             (i := (x * 3).round().long()) @ i.T, i.T @ i, nn.functional.linear(i, i[:3]), x.var(0, correction=2.5),
+            x.var(correction=3), torch.bucketize(x[0, 0], x[:, 1].sort()[0]),
             x.sin() ** x.shape[0], i.mode(0)[0], i.pow(2), i**3,
         ), X, {0: ROWS},
     ),
