@@ -425,6 +425,8 @@ def diagonal(x: Expr, first: int, second: int, offset: int = 0) -> Expr:
 def largest(x: Expr, k: int, axis: int, *, ascending: bool) -> Expr:
     """The places of the k largest elements of an axis, or of the smallest ones, in order, as int64."""
     if extents(x)[axis] < PROBED and k <= _KEPT:
+        if x.tensor_type.dtype in ("int8", "uint8", "int16", "uint16"):  # which the kernel of topk does not take
+            x = call("cast", x, dtype="int32")
         return call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=ascending, dtype="int64")
     return take_slice(call("argsort", x, axis=axis, is_ascend=ascending, dtype="int64"), axis, 0, k)
 

@@ -46,6 +46,7 @@ COMPILED = {
         lambda x: (
             *apart(x).sort(0, descending=True), apart(x).argsort(0), *apart(x).topk(3, 0), x.sort(0)[0],
             *apart(x).topk(4, 0, largest=False), *apart(x).kthvalue(2, 0), apart(x).argmax(0), apart(x).argmin(0),
+            (x * 30).to(torch.int8).topk(3, 1)[0], (x > 0).to(torch.uint8).topk(2, 1, largest=False)[0],
         ), X, {0: ROWS},
     ),
     "integers, powers and variances": (
