@@ -194,7 +194,7 @@ def import_program(program: ExportedProgram) -> tuple[Network, ExportedProgram]:
     table[aten.linalg_solve.default] = _solution
     for operation in _BY_PARTS:
         table[operation] = decomposition_table[operation]
-    table.update(quantized_parts(program.graph.nodes))
+    table.update(quantized_parts(list(program.graph.nodes)))
     try:
         plain = program.run_decompositions(table)
     except Exception as error:  # of any type

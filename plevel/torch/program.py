@@ -21,6 +21,7 @@ from strategy.network.graph import NetworkError
 
 _UNKNOWN = re.compile(r"Deserializing (\S+) in pytree is not registered")
 _UNRESOLVED = re.compile(r"failed to resolve torch\.ops\.(\S+) to an operator")
+_PACKAGES = ("torchvision", "torchao")  # whose operators and tensors PyTorch takes where they are imported
 _GROUPED = "torch.ops.transformers.grouped_mm_fallback"
 _logger = logging.getLogger("torch.export")
 
@@ -65,7 +66,10 @@ def _load_with(path: Path, known: set[str]) -> ExportedProgram:
             define_quantized()
             continue
         if unresolved := _UNRESOLVED.search(str(reason)):
-            _define_of_torchvision(unresolved[1])
+            _define(unresolved[1])
+            continue
+        if "torchao" in str(reason) and "torchao" not in sys.modules:  # a tensor of a class of its own
+            _import("torchao")
             continue
         unknown = _UNKNOWN.search(str(reason))
         if unknown is None or unknown[1] in known or not unknown[1].isprintable():
@@ -122,18 +126,25 @@ def _define_grouped() -> None:
     made.register_fake(lambda data, weight, offs: data.new_empty(data.shape[0], weight.shape[2]))
 
 
-def _define_of_torchvision(name: str) -> None:
-    """Define torchvision's operators by its package; raise `NetworkError` for an operator of another, or without it."""
-    why = "of a package other than PyTorch and torchvision: write the model without it, or end it before"
-    if name.startswith("torchvision."):
-        why = "of torchvision, which cannot be imported here: install the one for this PyTorch"
-        if "torchvision" not in sys.modules:
-            try:
-                import_module("torchvision")
-                return
-            except Exception as error:  # whatever one for another PyTorch raises
-                why = f"{why} ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-    raise NetworkError(f"it calls {name!r:.120}, an operator {why}")
+def _define(name: str) -> None:
+    """Define an operator by its package; raise `NetworkError` for one of a package that plevel does not know."""
+    package = name.partition(".")[0]
+    if package not in _PACKAGES or package in sys.modules:
+        known = f"a package other than PyTorch, {' and '.join(_PACKAGES)}"
+        why = f"of {known}" if package not in _PACKAGES else f"that the {package} that is installed lacks"
+        raise NetworkError(f"it calls {name!r:.120}, an operator {why}: write the model without it, or end it before")
+    _import(package, f"it calls {name!r:.120}, an operator")
+
+
+def _import(package: str, of: str = "it has a tensor") -> None:
+    """Import a package; raise `NetworkError` if this fails."""
+    try:
+        import_module(package)
+    except Exception as error:  # whatever one for another PyTorch raises
+        raise NetworkError(
+            f"{of} of {package}, which cannot be imported here: install the one for this PyTorch "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        ) from error
 
 
 def _forget_multiples(program: ExportedProgram) -> None:

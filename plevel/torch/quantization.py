@@ -1,4 +1,4 @@
-"""Operators of programs that PyTorch has quantised (PT2E), by PyTorch's own parts of them.
+"""Operators of programs that PyTorch (PT2E) or torchao has quantised, by PyTorch's own parts of them.
 
 Integers are those of PyTorch without a backend. Their real numbers are plevel's `dequantize`, so that products of them
 can be products of the integers (`strategy/network/integer.py`).
@@ -6,7 +6,10 @@ can be products of the integers (`strategy/network/integer.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from strategy.expr import Constant, Expr, call
 from strategy.network import layer
 
 NAMESPACE = "quantized_decomposed"
+_AFFINE = "torchao.dequantize_affine.default"  # torchao's, which its package defines by operators of ATen
 
 
 def define_quantized() -> Any:
@@ -32,8 +36,41 @@ def is_quantized_defined() -> bool:
     return hasattr(torch.ops.quantized_decomposed, "quantize_per_tensor")
 
 
-def quantized_parts(nodes: Iterable[Node]) -> dict[OpOverload, Callable[..., Any]]:
-    """The functions that compute the quantised operators among nodes by operators of ATen, where plevel has none."""
+def quantized_parts(nodes: Sequence[Node]) -> dict[OpOverload, Callable[..., Any]]:
+    """The functions that compute the quantised operators among nodes by others that plevel has, where it lacks them."""
+    return _pytorch_parts(nodes) | _torchao_parts(nodes)
+
+
+def _torchao_parts(nodes: Iterable[Node]) -> dict[OpOverload, Callable[..., Any]]:
+    of = {n.target for n in nodes if isinstance(n.target, OpOverload) and str(n.target) == _AFFINE}
+    if of:
+        define_quantized()
+    return {target: partial(_dequantize_affine, target) for target in of}
+
+
+def _dequantize_affine(
+    own: OpOverload, x: torch.Tensor, block: Sequence[Any], scale: torch.Tensor, points: torch.Tensor | None,
+    dtype: torch.dtype, low: Any = None, high: Any = None, output_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Numbers of blocks as those of rows with a scale each; of other blocks and dtypes by torchao's own parts."""
+    leading = len(list(takewhile(lambda n: isinstance(n, int) and n == 1, block)))
+    inner = list(zip(block, x.shape, strict=True))[leading:]
+    is_rows = all(isinstance(n, int) for pair in inner for n in pair) and all(n == size for n, size in inner[1:])
+    is_plain = x.dtype == dtype in (torch.int8, torch.uint8) and scale.dtype == output_dtype == torch.float32
+    if not (is_rows and is_plain) or (points is not None and points.is_floating_point()):
+        composite = torch._C.DispatchKey.CompositeImplicitAutograd  # what `decompose` does, which is this function here
+        made: torch.Tensor = own._op_dk(composite, x, block, scale, points, dtype, low, high, output_dtype)
+        return made
+    rows = x.reshape(-1, math.prod(n for n, _ in inner))
+    each = None if points is None else points.reshape(-1)
+    low, high = (torch.iinfo(dtype).min, torch.iinfo(dtype).max) if low is None or high is None else (low, high)
+    found: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel.default(
+        rows, scale.reshape(-1), each, 0, low, high, dtype
+    )
+    return found.reshape(x.shape)
+
+
+def _pytorch_parts(nodes: Iterable[Node]) -> dict[OpOverload, Callable[..., Any]]:
     of = [n for n in nodes if isinstance(n.target, OpOverload) and n.target.namespace == NAMESPACE]
     others = {n.target for n in of if str(n.target) not in OPERATORS or not _is_plain(n)}
     if not (targets := {n.target for n in of} & others):

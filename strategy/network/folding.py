@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from strategy.expr import Call, Constant, Expr, Tuple
-from strategy.network.integer import is_sum
+from strategy.network.integer import is_scaled_sum
 from strategy.network.rewriter import PRODUCTS, Rewriter, extents
 
 _FOLDED = 1 << 28  # elements of a constant that is computed of smaller ones beforehand
@@ -53,8 +53,7 @@ def _channels(node: Call) -> tuple[Call, Expr] | None:
     for value, other in (node.args, node.args[::-1]) if len(node.args) == 2 else ():
         if not isinstance(other, Constant) or not isinstance(value, Call):
             continue
-        is_scaled = value.op.name == "dequantize" and is_sum(value.args[0])
-        if value.op.name not in (*PRODUCTS, "bias_add") and not is_scaled:
+        if value.op.name not in (*PRODUCTS, "bias_add") and not is_scaled_sum(value):
             continue
         product, shape = value.args[0] if value.op.name == "bias_add" else value, extents(value)
         if isinstance(product, Call) and {"data_layout", "kernel_layout"} & product.attrs.to_json().keys():

@@ -144,8 +144,12 @@ def _alike(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 def _may_join(group: Group, call: Call) -> bool:
     if group.anchor.op.name not in PRODUCTS:
         return group.anchor.op.name != "reshape"
+    is_real = group.output.op.name == "dequantize"
     if call.op.name == "bias_add":
-        return len(group.calls) == 1 or group.output.op.name == "dequantize"
+        scaled_by_rows = group.names[-2:] == ("dequantize", "multiply")
+        return len(group.calls) == 1 or is_real or scaled_by_rows
+    if call.op.name == "multiply" and is_real and (*extents(call)[:-1], 1) in map(extents, call.args):
+        return True  # by the scale of each row
     if call.op.name in _BINARY:
         shapes = [extents(arg) for arg in call.args]
         whole, one = extents(call), ()

@@ -7,7 +7,7 @@ integers' products, times both scales, are the same without the roundings of the
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ import numpy as np
 from strategy.compile.fusion import Group, describe
 from strategy.expr import Call, Constant, Expr, Tuple, call, post_order
 from strategy.network import layer
+from strategy.network.few_bits import multiply_few_bits
 from strategy.network.graph import Network
-from strategy.network.movement import axes_of
+from strategy.network.operand import VIEWS, fold_operand, moved, moved_array, source_of
 from strategy.network.rewriter import Rewriter, extents
 from strategy.op_strategy import evaluate
 from strategy.target import Target
@@ -25,23 +26,23 @@ from strategy.target import Target
 _BOUNDS = {"int8": (-128, 127), "uint8": (0, 255)}
 _PRODUCTS = {"dense": "qdense", "conv2d": "qconv2d"}
 _PLAIN = 10  # the plevel of loops without instructions for 8 bits, which products of real numbers outrun
-_VIEWS = frozenset({"reshape", "transpose"})
-_MOVES = _VIEWS | {"max_pool2d", "strided_slice"}  # whose elements are those of their operand
+_MOVES = VIEWS | {"max_pool2d", "strided_slice"}  # whose elements are those of their operand
 
 
 def multiply_integers(network: Network, target: Target) -> Network:
     """The same network with products of integers where both operands are dequantised, and the target is fast at them.
 
-    Products stay as they are whose sums int32 may not hold, and those of scales or zero points that are several for
-    the data, or not constant for the weight. So do convolutions of a network with symbolic sizes. Integers that are
-    moved as real numbers alone are moved as integers.
+    Products stay as they are whose sums int32 may not hold, those of data whose scales are several but for one of each
+    row, and of scales or zero points that are not constant for the weight. So do convolutions of a network with
+    symbolic sizes. Products of a few rows of real numbers read a weight's integers. Integers that are moved as real
+    numbers alone are moved as integers.
     """
 
     def multiply(_: Rewriter, node: Call) -> Expr | None:
         is_product = node.op.name in _PRODUCTS and not (node.op.name == "conv2d" and network.sizes)
-        return _product(node, target) if is_product else None
+        return (_product(node, target) or multiply_few_bits(node)) if is_product else None
 
-    made = Rewriter(network, (multiply, _move_integers, _quantize_parts))
+    made = Rewriter(network, (fold_operand, multiply, _move_integers, _quantize_parts))
     outputs = {name: made.of(node) for name, node in network.outputs.items()}
     twin = network.twin and multiply_integers(network.twin, target)
     return replace(network, outputs=outputs, names=made.names, twin=twin)
@@ -60,47 +61,41 @@ def _product(node: Call, target: Target) -> Expr | None:
     if data is None or weight is None or {"data_layout", "kernel_layout", "out_layout", "out_dtype"} & attrs.keys():
         return None
     (x, scale, point), (numbers, scales, of_weight) = data, weight
-    of_data = int(point.value.flat[0]) if isinstance(point, Constant) else 0
+    is_known = isinstance(point, Constant) and len(set(point.value.flat)) == 1
+    of_data = int(point.value.flat[0]) if is_known else 0
     sizes = np.abs(numbers.value.astype(np.int64) - of_weight).reshape(len(numbers.value), -1).sum(axis=1)
     if sizes.max() * 255 >= 1 << 31 or not (_is_number(of_data, x) and _is_number(of_weight, numbers)):
         return None
-    factor = _joint_scale(layer.reshape(scale, ()), scales)
+    by_rows = extents(scale) not in ((), (1,))
+    of_outputs = Constant(scales.value.reshape(())) if scales.value.size == 1 else scales
+    factor = of_outputs if by_rows else _joint_scale(layer.reshape(scale, ()), of_outputs)
     if factor is None:
         return None
     given: dict[str, Any] = {**attrs, "kernel_zero_point": of_weight}
     sums = call(_PRODUCTS[node.op.name], x, numbers, **given, input_zero_point=of_data)
     if not _is_fast(sums, target):
         return None
-    if not isinstance(point, Constant):
-        sums = subtract_point(sums, layer.reshape(point, ()), given)
-    return call("dequantize", sums, factor, Constant(np.zeros((), np.int32)), axis=1)
-
-
-def _behind(node: Expr, moves: Container[str]) -> tuple[Expr, Sequence[Call]]:
-    """The value that operators of these names move, and their calls, the first one first."""
-    found: list[Call] = []
-    while isinstance(node, Call) and node.op.name in moves:
-        found.insert(0, node)
-        node = node.args[0]
-    return node, found
-
-
-def _moved(x: Expr, moves: Sequence[Call]) -> Expr:
-    for move in moves:
-        x = Call(move.op, [x], move.attrs)
-    return x
+    if not is_known:
+        count = extents(point)
+        sums = subtract_point(sums, layer.reshape(point, (*count, 1) if by_rows and count else ()), given)
+    found: Expr = call("dequantize", sums, factor, Constant(np.zeros((), np.int32)), axis=1)
+    return call("multiply", found, layer.reshape(scale, (*extents(scale), 1))) if by_rows else found
 
 
 def _data(node: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """The 8-bit integers of data, their only scale and their only zero point; None for other values."""
-    source, moves = _behind(node, _VIEWS)
+    """The 8-bit integers of data, their scale and zero point, or those of each row; None for other values."""
+    source, moves = source_of(node, VIEWS)
     if not isinstance(source, Call) or source.op.name != "dequantize":
         return None
     x, *numbers = source.args
-    if x.tensor_type.dtype not in _BOUNDS or any(extents(number) not in ((), (1,)) for number in numbers):
+    if x.tensor_type.dtype not in _BOUNDS:
         return None
     scale, point = numbers
-    return _moved(x, moves), scale, point
+    if any(extents(number) not in ((), (1,)) for number in numbers):
+        keeps_rows = len(extents(x)) == 2 and extents(node) == extents(x) and all(m.op.name == "reshape" for m in moves)
+        if not keeps_rows or source.attrs.to_json().get("axis", -1) % 2 or extents(scale) in ((), (1,)):
+            return None
+    return moved(x, moves), scale, point
 
 
 def _weight(node: Expr) -> tuple[Constant, Constant, int] | None:
@@ -108,7 +103,7 @@ def _weight(node: Expr) -> tuple[Constant, Constant, int] | None:
 
     None for other values, and where a row has several scales.
     """
-    source, moves = _behind(node, _VIEWS)
+    source, moves = source_of(node, VIEWS)
     if not isinstance(source, Call) or source.op.name != "dequantize":
         return None
     if not all(isinstance(arg, Constant) for arg in source.args):
@@ -120,9 +115,7 @@ def _weight(node: Expr) -> tuple[Constant, Constant, int] | None:
     axis = source.attrs.to_json().get("axis", -1) % max(numbers.ndim, 1)
     each = scales.value.reshape([-1 if i == axis else 1 for i in range(numbers.ndim)])
     each = np.broadcast_to(each, numbers.shape)
-    for move in moves:
-        axes = axes_of(move)
-        numbers, each = (v.reshape(extents(move)) if axes is None else v.transpose(axes) for v in (numbers, each))
+    numbers, each = (moved_array(v, moves) for v in (numbers, each))
     if scales.value.size > 1:
         rows = each.reshape(len(each), -1)
         if (rows != rows[:, :1]).any():
@@ -139,13 +132,12 @@ def _is_number(zero_point: int, of: Expr) -> bool:
 
 def _joint_scale(scale: Expr, scales: Constant) -> Expr | None:
     """The product of the data's scale and the weight's, one or one for each output; None if float32 lacks it."""
-    of_weight = Constant(scales.value.reshape(()) if scales.value.size == 1 else scales.value)
     if not isinstance(scale, Constant):
-        found: Expr = call("multiply", of_weight, scale)
+        found: Expr = call("multiply", scales, scale)
         return found
     with np.errstate(over="ignore", under="ignore"):
-        joint = scale.value * of_weight.value
-    is_held = np.isfinite(joint) & ((np.abs(joint) >= np.finfo(np.float32).tiny) | (of_weight.value == 0))
+        joint = scale.value * scales.value
+    is_held = np.isfinite(joint) & ((np.abs(joint) >= np.finfo(np.float32).tiny) | (scales.value == 0))
     return Constant(np.asarray(joint)) if is_held.all() else None
 
 
@@ -159,6 +151,7 @@ def subtract_point(sums: Call, point: Expr, attrs: Mapping[str, Any]) -> Call:
     """Sums of products less those of the data's zero point, which is computed at the call, with the weight.
 
     Args:
+        point: a number, or one for each row of the data, [m, 1].
         attrs: of the product, which have no zero point of the data.
     """
     x, numbers = sums.args
@@ -167,15 +160,17 @@ def subtract_point(sums: Call, point: Expr, attrs: Mapping[str, Any]) -> Call:
         ones = layer.filled(1, (1, *extents(x)[1:]), x.tensor_type.dtype)
         return call("subtract", sums, call("multiply", call("qconv2d", ones, numbers, **attrs), point))
     of_rows = (attrs["kernel_zero_point"] - numbers.value.astype(np.int32)).reshape(len(numbers.value), -1)
-    each = Constant(of_rows.sum(axis=1, dtype=np.int32))
-    return call("bias_add", sums, call("multiply", each, point), axis=1)
+    each = of_rows.sum(axis=1, dtype=np.int32)
+    if extents(point):
+        return call("add", sums, call("multiply", Constant(each[None]), point))
+    return call("bias_add", sums, call("multiply", Constant(each), point), axis=1)
 
 
 def _move_integers(rewriter: Rewriter, node: Call) -> Expr | None:
     """Integers moved as they are, for moved real numbers of them that become the same integers again."""
     if node.op.name != "quantize":
         return None
-    source, moves = _behind(node.args[0], _MOVES)
+    source, moves = source_of(node.args[0], _MOVES)
     if not isinstance(source, Call) or source.op.name != "dequantize":
         return None
     x, *before = source.args
@@ -188,7 +183,7 @@ def _move_integers(rewriter: Rewriter, node: Call) -> Expr | None:
     scale, point = numbers[:2]
     # float32 has its products with bytes, but for a rounding. Below 0 the largest number would be the least integer.
     is_exact = 2.0**-100 < scale < 2.0**100
-    return _moved(x, moves) if is_exact and _is_number(point, x) else None
+    return moved(x, moves) if is_exact and _is_number(point, x) else None
 
 
 def _quantize_parts(rewriter: Rewriter, node: Call) -> Expr | None:
@@ -205,14 +200,40 @@ def _quantize_parts(rewriter: Rewriter, node: Call) -> Expr | None:
     return Call(whole.op, [Tuple(each)], whole.attrs)
 
 
+def drop_offset(rewriter: Rewriter, node: Call) -> Expr | None:
+    """The sums of signed bytes, for those of bytes that are 128 more, less 128 times the sums of the weight."""
+    if node.op.name != "subtract":
+        return None
+    sums, share = node.args
+    if not (isinstance(sums, Call) and sums.op.name == "qdense" and isinstance(share, Constant)):
+        return None
+    data, weight = sums.args
+    attrs = sums.attrs.to_json()
+    if not isinstance(weight, Constant) or attrs.get("input_zero_point", 0) or data.tensor_type.dtype != "uint8":
+        return None
+    shifted = data.args[0] if isinstance(data, Call) and data.op.name == "cast" else None
+    if not isinstance(shifted, Call) or shifted.op.name != "add":
+        return None
+    number, offset = shifted.args
+    source = number.args[0] if isinstance(number, Call) and number.op.name == "cast" else None
+    is_offset = isinstance(offset, Constant) and offset.value.size == 1 and offset.value.item() == 128
+    if source is None or source.tensor_type.dtype != "int8" or not is_offset:
+        return None
+    of_rows = (weight.value.astype(np.int64) - attrs.get("kernel_zero_point", 0)).sum(axis=1)
+    fits = share.value.shape in (of_rows.shape, (1, *of_rows.shape)) and (share.value == 128 * of_rows).all()
+    return call("qdense", source, weight, **attrs) if fits else None
+
+
 def dequantize_sums(rewriter: Rewriter, node: Call) -> Expr | None:
-    """The real numbers of sums of integers that are cast, and times one factor or one for each channel."""
+    """The real numbers of sums of integers that are cast, and times one factor or one for each channel.
+
+    They may be times one for each row before.
+    """
     if node.op.name != "multiply":
         return None
     for value, factor in (node.args, node.args[::-1]):
-        if not (isinstance(value, Call) and value.op.name == "cast" and is_sum(value.args[0])):
-            continue
-        if not rewriter.is_only(value):
+        sums, rows = _cast_sums(rewriter, value)
+        if sums is None:
             continue
         whole, shape = extents(value), extents(factor)
         flat = (1,) * (len(whole) - len(shape)) + shape
@@ -220,8 +241,22 @@ def dequantize_sums(rewriter: Rewriter, node: Call) -> Expr | None:
         if extents(node) != whole or node.tensor_type.dtype != "float32" or flat not in (each, (1,) * len(whole)):
             continue
         scales = rewriter.reshaped(factor, () if math.prod(shape) == 1 else (whole[1],))
-        return rewriter.make("dequantize", value.args[0], scales, Constant(np.zeros((), np.int32)), axis=1)
+        found = rewriter.make("dequantize", sums, scales, Constant(np.zeros((), np.int32)), axis=1)
+        return found if rows is None else rewriter.make("multiply", found, rows)
     return None
+
+
+def _cast_sums(rewriter: Rewriter, value: Expr) -> tuple[Expr | None, Expr | None]:
+    """The sums of integers that are cast, and their factors of rows, [m, 1], if they have any."""
+    if not isinstance(value, Call) or not rewriter.is_only(value):
+        return None, None
+    if value.op.name == "cast":
+        return (value.args[0], None) if is_sum(value.args[0]) else (None, None)
+    for cast, rows in (value.args, value.args[::-1]) if value.op.name == "multiply" else ():
+        is_cast = isinstance(cast, Call) and cast.op.name == "cast" and rewriter.uses[cast] == 1
+        if is_cast and is_sum(cast.inputs[0]) and len(extents(value)) == 2 and extents(rows) == (extents(value)[0], 1):
+            return cast.inputs[0], rows
+    return None, None
 
 
 def is_sum(node: Expr) -> bool:
@@ -229,3 +264,10 @@ def is_sum(node: Expr) -> bool:
     while isinstance(node, Call) and node.op.name == "bias_add":
         node = node.args[0]
     return isinstance(node, Call) and node.op.name in _PRODUCTS.values()
+
+
+def is_scaled_sum(node: Call) -> bool:
+    """Return whether a value is of the real numbers of such sums, which may be times one for each row."""
+    if node.op.name == "multiply" and (*extents(node)[:-1], 1) in map(extents, node.args):
+        node = next((arg for arg in node.args if isinstance(arg, Call) and arg.op.name == "dequantize"), node)
+    return node.op.name == "dequantize" and is_sum(node.args[0])

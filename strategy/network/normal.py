@@ -26,6 +26,7 @@ _RULES: tuple[Rule, ...] = (
     recognition.drop_mask,
     movement.sink_unary,
     movement.sink_binary,
+    integer.drop_offset,
     integer.dequantize_sums,
     folding.add_bias,
     folding.scale_weight,

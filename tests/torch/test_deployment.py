@@ -25,7 +25,7 @@ from torch import nn
 from plevel import comparison, deployment, faster, kernel_selection
 from plevel.cli.main import main
 from plevel.torch.exported import import_program, run_program
-from plevel.torch.program import _define_of_torchvision, load_program
+from plevel.torch.program import _define, load_program
 from strategy.compile.c_text import c_names
 from strategy.network.graph import NetworkError
 from strategy.network.probe import PROBES
@@ -893,7 +893,7 @@ except NetworkError as error:
     ("name", "said"),
     [
         ("torchvision", "['torchvision.roi_align.default']"),
-        ("regions", "it calls 'regions.roi_align.default', an operator of a package other than PyTorch"),
+        ("regions", "it calls 'regions.roi_align.default', an operator of a package other than PyTorch, torchvision and torchao"),
     ],
 )
 def test_operators_of_other_packages_are_refused_by_name_and_torchvisions_read(
@@ -909,10 +909,22 @@ def test_operators_of_other_packages_are_refused_by_name_and_torchvisions_read(
     assert said in done.stdout
 
 
+def test_a_package_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.delitem(sys.modules, "torchao")
+    monkeypatch.setattr("plevel.torch.program.import_module", _missing)
+    with pytest.raises(NetworkError, match="an operator of torchao, which cannot be imported here: install"):
+        _define("torchao.dequantize_affine.default")
+
+
+def _missing(name: str) -> None:
+    raise ModuleNotFoundError(f"No module named {name!r}")
+
+
 def test_a_torchvision_for_another_pytorch_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torchvision.py").write_text("raise AttributeError('torch.library has no register_fake')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     said = r"install the one for this PyTorch \(AttributeError: torch.library has no register_fake\)"
     with pytest.raises(NetworkError, match=said):
-        _define_of_torchvision("torchvision.nms.default")
+        _define("torchvision.nms.default")

@@ -171,7 +171,6 @@ LEFT = {
     "a length that no instruction takes": (lambda: call("dense", real(Var("x", "uint8[5,6]")), weight(6, 6)), VNNI),
     "sums beyond int32": (lambda: call("dense", real(Var("x", "uint8[1,80000]")), real(LARGE)), VNNI),
     "scales of the data's columns": (lambda: call("dense", real(X, np.linspace(1, 2, 8)), weight(6, 8)), VNNI),
-    "scales of the data's rows": (lambda: call("dense", real(X, np.linspace(1, 2, 5), axis=0), weight(6, 8)), VNNI),
     "zero points of the data's columns": (lambda: call("dense", real(X, 1, np.arange(8)), weight(6, 8)), VNNI),
     "scales of the weight's columns": (
         lambda: call("dense", real(X), real(Constant(numbers(6, 8)), np.linspace(1, 2, 8), axis=1)), VNNI
@@ -216,3 +215,80 @@ def test_a_network_of_symbolic_sizes_has_products_of_integers_in_both_its_forms(
     found = multiply_integers(replace(network, twin=twin), VNNI)
     assert found.twin
     assert all("qdense" in operators(one) for one in (found, found.twin))
+
+
+@pytest.mark.parametrize("point", [0, "several"])
+@pytest.mark.parametrize("of_weight", [0, -3])
+def test_data_may_have_a_scale_for_each_row(point, of_weight):
+    q, shape = Var("q", "int8[9,40]"), (3, 3, 40)
+    scales = Var("scales", "float32[9]")
+    points = Var("points", "int32[9]") if point else constant(0, "int32")
+    given = real(call("reshape", call("reshape", q, newshape=shape), newshape=(9, 40)), scales, points, axis=0)
+    rows = call("reshape", call("reshape", given, newshape=shape), newshape=(9, 40))
+    product = call("dense", rows, weight(24, 40, point=of_weight))
+    output = call("relu", call("bias_add", product, constant(random.normal(size=24), "float32"), axis=1))
+    computed = {"scales": np.linspace(0.01, 0.05, 9, dtype=np.float32)}
+    computed |= {"points": np.arange(-4, 5, dtype=np.int32)} if point else {}
+    (names,) = (g.names for g in groups(check(output, **computed)) if g.anchor.op.name == "qdense")
+    added = ("add",) if point else ()
+    assert names == ("qdense", *added, "dequantize", "multiply", "bias_add", "relu")
+
+
+@pytest.mark.parametrize(("rows", "axis"), [((40, 9), 1), ((9, 40), 1)])
+def test_other_scales_of_data_leave_products_of_floats(rows, axis):
+    scales = np.linspace(0.01, 0.05, rows[axis])
+    given = real(Var("q", f"int8[{rows[0]},{rows[1]}]"), scales, axis=axis)
+    assert "qdense" not in operators(check(call("dense", given, weight(24, rows[1]))))
+
+
+@pytest.mark.parametrize("offset", [128, 127])
+def test_bytes_with_an_offset_are_products_of_signed_bytes(offset):
+    """As torchao multiplies on processors without products of signed bytes."""
+    q, numbers_ = Var("q", "int8[5,40]"), Constant(numbers(24, 40))
+    wide = call("add", call("cast", q, dtype="int32"), constant(offset, "int32"))
+    share = constant(offset * numbers_.value.astype(np.int32).sum(axis=1)[None], "int32")
+    sums = call("subtract", call("qdense", call("cast", wide, dtype="uint8"), numbers_), share)
+    rows = call("multiply", call("cast", sums, dtype="float32"), Var("scales", "float32[5,1]"))
+    scaled = call("multiply", rows, constant(np.linspace(0.01, 0.02, 24), "float32"))
+    output = call("add", scaled, constant(random.normal(size=24), "float32"))
+    scales = np.linspace(0.01, 0.05, 5, dtype=np.float32)[:, None]
+    made = check(output, q=np.maximum(numbers(5, 40), -100), scales=scales)
+    (names,) = (g.names for g in groups(made) if g.anchor.op.name == "qdense")
+    assert (names == ("qdense", "dequantize", "multiply", "bias_add")) == (offset == 128)
+
+
+def blocks(n: int, k: int, size: int, low: int, high: int, point: int = 0) -> Expr:
+    """A weight whose integers share a scale in blocks of a row, as torchao's groups are written."""
+    count = n * k // size
+    given = Constant(random.integers(low, high, (count, size), "int8", endpoint=True))
+    found = real(given, random.uniform(0.01, 0.03, count), np.full(count, point), axis=0)
+    return call("reshape", found, newshape=(n, k))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "point", "bits"), [(-8, 7, 0, 4), (-4, 3, 4, 4), (-128, 127, 0, 8), (-5, 9, 1, 8)]
+)
+def test_a_few_rows_of_floats_read_the_integers_of_a_weight(low, high, point, bits):
+    made = check(call("dense", Var("x", "float32[3,64]"), blocks(24, 64, 32, low, high, point)))
+    (product,) = (node for node in post_order(made.root) if isinstance(node, Call) and node.op.name == "matmul_nbits")
+    assert (product.attrs.bits, product.attrs.block_size) == (bits, 32)
+
+
+OTHERS = {
+    "many rows": lambda: call("dense", Var("x", "float32[9,64]"), blocks(24, 64, 32, -8, 7)),
+    "short blocks": lambda: call("dense", Var("x", "float32[3,64]"), blocks(24, 64, 8, -8, 7)),
+    "an odd k": lambda: call("dense", Var("x", "float32[3,33]"), blocks(24, 33, 33, -8, 7)),
+    "zero points beyond 8 bits": lambda: call("dense", Var("x", "float32[3,64]"), blocks(24, 64, 32, -128, 127, 9)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_weights_are_floats(name):
+    assert "matmul_nbits" not in operators(check(OTHERS[name]()))
+
+
+def test_a_cast_weight_with_a_scale_for_each_row_is_read_as_bytes():
+    x, of_weight = Var("x", "float32[3,64]"), call("cast", Constant(numbers(64, 24)), dtype="float32")
+    product = call("dense", x, call("transpose", of_weight))
+    made = check(call("multiply", product, constant(random.uniform(0.01, 0.02, 24), "float32")))
+    assert "matmul_nbits" in operators(made)
