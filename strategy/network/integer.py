@@ -61,8 +61,9 @@ def _product(node: Call, target: Target) -> Expr | None:
     if data is None or weight is None or {"data_layout", "kernel_layout", "out_layout", "out_dtype"} & attrs.keys():
         return None
     (x, scale, point), (numbers, scales, of_weight) = data, weight
-    is_known = isinstance(point, Constant) and len(set(point.value.flat)) == 1
-    of_data = int(point.value.flat[0]) if is_known else 0
+    points = set(point.value.flat) if isinstance(point, Constant) else set()
+    is_known = len(points) == 1
+    of_data = int(points.pop()) if is_known else 0
     sizes = np.abs(numbers.value.astype(np.int64) - of_weight).reshape(len(numbers.value), -1).sum(axis=1)
     if sizes.max() * 255 >= 1 << 31 or not (_is_number(of_data, x) and _is_number(of_weight, numbers)):
         return None

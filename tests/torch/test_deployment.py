@@ -893,7 +893,7 @@ except NetworkError as error:
     ("name", "said"),
     [
         ("torchvision", "['torchvision.roi_align.default']"),
-        ("regions", "it calls 'regions.roi_align.default', an operator of a package other than PyTorch, torchvision and torchao"),
+        ("regions", "it calls 'regions.roi_align.default', an operator of a package other than PyTorch, torchvision"),
     ],
 )
 def test_operators_of_other_packages_are_refused_by_name_and_torchvisions_read(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strategy import reference
 from strategy.expr import Call, Constant, Expr, Tuple, Var, call, post_order
 from strategy.network.graph import Network
 from strategy.network.group import groups
@@ -269,7 +270,11 @@ def blocks(n: int, k: int, size: int, low: int, high: int, point: int = 0) -> Ex
     ("low", "high", "point", "bits"), [(-8, 7, 0, 4), (-4, 3, 4, 4), (-128, 127, 0, 8), (-5, 9, 1, 8)]
 )
 def test_a_few_rows_of_floats_read_the_integers_of_a_weight(low, high, point, bits):
-    made = check(call("dense", Var("x", "float32[3,64]"), blocks(24, 64, 32, low, high, point)))
+    x = Var("x", "float32[3,64]")
+    network = Network((x,), {"y": call("dense", x, blocks(24, 64, 32, low, high, point))}, {})
+    made, data = normalize(multiply_integers(network, VNNI)), {"x": numbers(3, 64, dtype="float32").astype(np.float32)}
+    found, expected = (reference.evaluate(n.root, data)[0] for n in (made, network))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     (product,) = (node for node in post_order(made.root) if isinstance(node, Call) and node.op.name == "matmul_nbits")
     assert (product.attrs.bits, product.attrs.block_size) == (bits, 32)
 
