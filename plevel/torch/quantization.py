@@ -62,7 +62,8 @@ def _dequantize_affine(
         made: torch.Tensor = own._op_dk(composite, x, block, scale, points, dtype, low, high, output_dtype)
         return made
     rows = x.reshape(-1, math.prod(n for n, _ in inner))
-    each = None if points is None else points.reshape(-1)
+    # PyTorch's subtracts them in their dtype, where bytes overflow.
+    each = None if points is None else points.reshape(-1).to(torch.int32)
     low, high = (torch.iinfo(dtype).min, torch.iinfo(dtype).max) if low is None or high is None else (low, high)
     found: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel.default(
         rows, scale.reshape(-1), each, 0, low, high, dtype
