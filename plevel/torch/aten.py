@@ -400,6 +400,16 @@ def _dropout(x: Expr, share: float, train: bool) -> Expr:
     return x
 
 
+@register("rrelu_with_noise_functional.default")
+def _rrelu(
+    x: Expr, noise: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> tuple[Expr]:
+    """A leaky ReLU, whose slope is the mean of those that training draws."""
+    if training:
+        raise NetworkError("an RReLU that draws random numbers: export the model in eval mode")
+    return (call("leaky_relu", x, alpha=(lower + upper) / 2),)
+
+
 @register("pow.Tensor_Scalar")
 def _pow(x: Expr, exponent: Any) -> Expr:
     x, power = promoted(x, exponent)

@@ -137,6 +137,7 @@ COMPUTED = {
     "a factor twice is no activation": (lambda x: (x * x * x.sigmoid(), x.sigmoid() * x * x), X),
     "nor is it with erf": (lambda x: (x * x * 0.5 * (1 + torch.erf(x * 0.5**0.5)), x * x * 0.5 * x.erf()), X),
     "activations": (lambda x: (x * x.sigmoid(), x * (0.5 * (1 + torch.erf(x * 0.5**0.5)))), X),
+    "rrelu": (lambda x: (nn.functional.rrelu(x), nn.functional.rrelu(x, 0.25, 0.5)), X),
     "decimals": (lambda x: [torch.round(v, decimals=n) for v in (x, x * 100) for n in (0, 1, 3, -2)], X.exp()),
     "ranges whose numbers are rounded": (
         lambda i: (i + torch.linspace(0, 4, 15).long(), i + torch.arange(0, 15.2, dtype=torch.int64)),
@@ -826,6 +827,7 @@ def test_a_number_is_not_rounded_to_16_bits_before_a_product(dtype: torch.dtype)
 
 
 REFUSED = {
+    "an RReLU that draws random numbers": (lambda x: nn.functional.rrelu(x, training=True), X),
     "dropout_p": (lambda q: scaled_dot_product_attention(q, q, q, dropout_p=0.5), torch.ones(1, 2, 4, 8)),
     "its output 1 is used": (lambda x: torch.native_layer_norm(x, [8], None, None, 1e-5), X),
     "it returns complex.*, of complex numbers": (lambda x: torch.complex(x, x), X),
