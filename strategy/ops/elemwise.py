@@ -366,10 +366,14 @@ def compute_cast(attrs: CastAttrs, inputs: Sequence[Any], out_type: Type) -> lis
     from tvm import te, topi
 
     (data,) = inputs
-    if str(data.dtype) not in INDICES:
+    is_narrowed = str(data.dtype) in FLOATS and attrs.dtype in ("int8", "uint8", "int16", "uint16")
+    if str(data.dtype) not in INDICES and not is_narrowed:
         return [topi.cast(data, attrs.dtype)]
 
     def element(*i: Any) -> Any:
+        if is_narrowed:
+            # LLVM takes a direct cast and the one back to floats for a rounding, which leaves larger numbers in.
+            return data(*i).astype("int32").astype(attrs.dtype)
         return keep(data, data(*i), lambda value: topi.cast(value, attrs.dtype))
 
     return [te.compute(data.shape, element, name="cast", tag=topi.tag.ELEMWISE)]

@@ -777,6 +777,10 @@ COMPILED = {
     ),
     **{name: COMPUTED[name] for name in ("small numbers", "small numbers of 64 bits", "signs of zeros")},
     "no variance": (lambda x: (x.var(0), x.var(0, correction=0), x.var(0, correction=3)), torch.ones(1, 6)),
+    "whole numbers beyond narrow integers": (
+        lambda x: [x.to(t).float() for t in (torch.uint8, torch.int8, torch.int16)],
+        torch.linspace(-1e5, 1e5, 32) + 0.5,
+    ),
     "integers that wrap around": (
         lambda i, n, b: ((i << 60) @ i.T, n @ n.T, b @ b.T, (n.int() << 28) @ n.int().T, n**3, n.pow(n)),
         COUNTS, COUNTS.to(torch.int8) * 50, COUNTS.to(torch.uint8) * 100,
