@@ -48,7 +48,8 @@ def begin_run(client: Client, trials: int) -> int:
 def profile(stage: Stage, **provider: Any) -> Path:
     path = stage.folder / "pilot.toml"
     options = "\n".join(f"{name} = {encode(value).decode()}" for name, value in provider.items())
-    target = f"llvm -mcpu={TARGET.arch} -num-cores=1"
+    features = f" -mattr={','.join(TARGET.features)}" if TARGET.features else ""  # a host without AMX lacks some
+    target = f"llvm -mcpu={TARGET.arch}{features} -num-cores=1"
     path.write_text(
         f'target = "{target}"\nworker = ["--threads", "1"]\nidle_exit = "1s"\n[provider]\n{options}\n'
     )

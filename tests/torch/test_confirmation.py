@@ -251,7 +251,7 @@ def test_bytes_count_as_the_numbers_that_a_library_makes_of_them(monkeypatch: py
         model = models.Quantised(torch.nn.Linear(64, 48), kind=kind).eval()
         graph = torch.fx.GraphModule(model, tracer.trace(model))
         with nullcontext() if few else pytest.raises(NetworkError, match="its weights have"):
-            draft_whole(graph, [torch.rand(4, 64)], cpu_target(), make_chooser(cpu_target(), NO_RECORDS), ask_all)
+            draft_whole(graph, [torch.rand(16, 64)], cpu_target(), make_chooser(cpu_target(), NO_RECORDS), ask_all)
 
 
 def test_a_library_is_made_anew_for_other_weights_and_threads(whole):

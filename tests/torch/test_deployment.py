@@ -27,6 +27,8 @@ from plevel.cli.main import main
 from plevel.torch.exported import import_program, run_program
 from plevel.torch.program import _define, load_program
 from strategy.compile.c_text import c_names
+from strategy.expr import Expr, call
+from strategy.network import layer
 from strategy.network.graph import NetworkError
 from strategy.network.probe import PROBES
 from strategy.record import Estimate, estimate
@@ -817,7 +819,14 @@ def test_any_number_of_rows_is_sorted(tmp_path: Path) -> None:
     assert compile_model(path, "-o", tmp_path / "m.so", "--verify") == 0
 
 
-def test_a_kernel_that_calls_tvms_runtime_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_that_calls_tvms_runtime_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_bytes(x: Expr, k: int, axis: int, *, ascending: bool) -> Expr:
+        """The operator on integers of 8 bits, which only its implementation by TVM's runtime takes."""
+        return call("topk", x, k=k, axis=axis, ret_type="indices", is_ascend=ascending, dtype="int64")
+
+    monkeypatch.setattr(layer, "largest", of_bytes)
     model = Sized(lambda x: tuple(x.byte().topk(2, 0)))
     torch.export.save(torch.export.export(model, (torch.randn(5, 8),), dynamic_shapes=({1: DIM},)), tmp_path / "m.pt2")
     assert compile_model(tmp_path / "m.pt2", "-o", tmp_path / "m.so") == 2
